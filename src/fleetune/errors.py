@@ -6,6 +6,7 @@
     ├── ModelError        (ValueError)    a model or tokenizer that cannot be loaded or does not fit the task
     ├── OutputError       (RuntimeError)  an output folder that must not be touched, or a disk that is full
     ├── CheckpointError   (RuntimeError)  a checkpoint that is torn, or of another run
+    ├── TrainingError     (RuntimeError)  training cannot go on, such as a loss that is not finite
     ├── LaunchError       (RuntimeError)  ranks that could not be started, or one that failed
     └── PeerError         (RuntimeError)  another rank failed and has already said why
 
@@ -72,6 +73,10 @@ class OutputError(FleetuneError, RuntimeError):
 
 class CheckpointError(FleetuneError, RuntimeError):
     """A checkpoint is torn, missing, or belongs to another run."""
+
+
+class TrainingError(FleetuneError, RuntimeError):
+    """Training cannot go on."""
 
 
 class LaunchError(FleetuneError, RuntimeError):

@@ -1,0 +1,115 @@
+"""Flags of the commands, made from the fields of `RunConfig`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fleetune.config import RunConfig, config_from_mapping, read_config_file, to_toml
+from fleetune.config.load import FIELD_NAMES
+from fleetune.config.names import ALIASES, RETIRED
+from fleetune.config.run import GROUPS
+from fleetune.config.values import choices, field_types, is_boolean, nearest
+from fleetune.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parsed:
+    """A command line, understood."""
+
+    config: RunConfig
+    notices: tuple[str, ...]
+    """Lines to say: retired words and what happens instead."""
+    extra: dict[str, Any]
+    """Arguments of the command itself."""
+    given: frozenset[str]
+    """Names of the settings that were given, by flag or file."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (fleetune {self.prog.split()[-1]} --help lists the settings)")
+
+
+def make_parser(command: str, description: str, fields: Collection[str] = FIELD_NAMES) -> argparse.ArgumentParser:
+    """A parser with a flag for every field, spelled with `_` or `-`, its aliases, and the retired words.
+
+    All values stay text: `RunConfig` converts and checks them, the same for flags, files and Python.
+    """
+    parser = _Parser(prog=f"fleetune {command}", description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS,
+                     formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110))  # fmt: skip
+    parser.add_argument("--config", metavar="FILE", help="TOML, YAML or JSON file with settings; flags come before it")
+    parser.add_argument(
+        "--print_config", "--print-config", action="store_true", help="print the resolved settings and end"
+    )
+    types = field_types(RunConfig)
+    groups = {name: parser.add_argument_group(name) for name in GROUPS}
+    for field in dataclasses.fields(RunConfig):
+        if field.name in fields:
+            _add_flag(groups[field.metadata["group"]], field, types[field.name])
+    for word, entry in RETIRED.items():
+        count: dict[str, Any] = {} if entry.takes_value else {"nargs": "?", "const": "true"}
+        parser.add_argument(*_spellings(word), dest=word, help=argparse.SUPPRESS, **count)
+    return parser
+
+
+def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], kind: Any) -> None:
+    words = [alias for alias, name in ALIASES.items() if name == field.name]
+    options: dict[str, Any] = {"metavar": "|".join(choices(kind)) or field.name.rsplit("_", 1)[-1].upper()}
+    if is_boolean(kind):
+        options = {"metavar": "true|false", "nargs": "?", "const": "true"}
+    if field.name == "resume_from_checkpoint":
+        options |= {"nargs": "?", "const": "auto"}
+    default = (
+        ""
+        if field.default is None
+        else f" (default: {str(field.default).lower() if is_boolean(kind) else field.default})"
+    )
+    also = f"; also --{', --'.join(words)}" if words else ""
+    group.add_argument(
+        f"--{field.name}", dest=field.name, help=(field.metadata["help"] + default + also).replace("%", "%%"), **options
+    )
+    hidden = [s for word in (field.name, *words) for s in _spellings(word) if s != f"--{field.name}"]
+    for spelling in hidden:
+        group.add_argument(spelling, dest=f"{field.name} {spelling}", help=argparse.SUPPRESS, **options)
+
+
+def _spellings(word: str) -> list[str]:
+    return list(dict.fromkeys((f"--{word}", f"--{word.replace('_', '-')}")))
+
+
+def parse(parser: argparse.ArgumentParser, words: Sequence[str], extra: Sequence[str] = ()) -> Parsed:
+    """Understand a command line.
+
+    Args:
+        parser: Of `make_parser`, with the command's own arguments added.
+        words: The command line after the command.
+        extra: Names of the command's own arguments.
+
+    Raises:
+        ConfigError: Lists every unknown flag and every value that cannot be used.
+    """
+    found, unknown = parser.parse_known_args(list(words))
+    values = vars(found)
+    own = {name: values.pop(name) for name in extra if name in values}
+    file = values.pop("config", None)
+    wants_print = values.pop("print_config", False)
+    layers = [read_config_file(Path(file))] if file is not None else []
+    layers.append(_by_spelling(values) | {word.split("=", 1)[0]: "" for word in unknown if word.startswith("--")})
+    stray = [word for word in unknown if not word.startswith("-")]
+    if stray and not any(word.startswith("--") for word in unknown):
+        raise ConfigError(f"{' '.join(stray)}: not understood{nearest(stray[0], FIELD_NAMES)}; settings begin with --")
+    config, notices = config_from_mapping(*layers)
+    if wants_print:
+        print(to_toml(config), end="")
+        raise SystemExit(0)
+    given = frozenset(name for layer in layers for name in layer)
+    return Parsed(config=config, notices=notices, extra=own, given=given)
+
+
+def _by_spelling(values: dict[str, Any]) -> dict[str, Any]:
+    """Names as they were typed, so that a message quotes them, and two spellings of one setting are noticed."""
+    return {name.rsplit(" ", 1)[-1]: value for name, value in values.items()}

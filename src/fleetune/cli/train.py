@@ -1,0 +1,54 @@
+"""`fleetune train`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from fleetune.cli.arguments import make_parser, parse
+from fleetune.cluster.rank import read_rank
+from fleetune.cluster.start import start_ranks
+from fleetune.config import RunConfig, settings_file
+from fleetune.config.run import check_train
+
+DESCRIPTION = """Fine-tune an encoder for classification or regression of texts. The names of the settings are those of
+transformers' run_glue.py, run_classification.py and TrainingArguments."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Train, on this process or on ranks started for it."""
+    parsed = parse(make_parser("train", DESCRIPTION), words)
+    info = read_rank(os.environ)
+    if info is None or (info.rank == 0 and info.launcher != "local"):
+        for notice in parsed.notices:
+            print(notice, flush=True)
+    return train(parsed.config)
+
+
+def train(config: RunConfig) -> int:
+    """Train as the settings say.
+
+    Returns:
+        The exit status.
+    """
+    check_train(config)
+    with settings_file(config) as path:
+        status = start_ranks(["train", "--config", str(path)], processes=config.processes, threads=config.threads)
+    return be_rank(config) if status is None else status
+
+
+def be_rank(config: RunConfig) -> int:
+    """This process as one rank of the run."""
+    from fleetune.train.interrupt import Stopped
+    from fleetune.train.program import run_rank
+
+    try:
+        run_rank(config, read_rank(os.environ))
+    except Stopped as stop:
+        if stop.is_first:
+            print(
+                f"stopped at step {stop.step}, saved; to go on: the same command with --resume_from_checkpoint",
+                flush=True,
+            )
+        return 128 + stop.signal_number
+    return 0

@@ -1,0 +1,166 @@
+"""From the names and values of a command line or file to a `RunConfig`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fleetune.config.names import ALIASES, RETIRED, canonical
+from fleetune.config.run import GROUPS, RunConfig
+from fleetune.config.values import nearest
+from fleetune.errors import ConfigError
+
+FIELD_NAMES = tuple(f.name for f in dataclasses.fields(RunConfig))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings under their own names, before they are checked, and what is to be said of them."""
+
+    values: dict[str, Any]
+    notices: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def resolve_names(given: Mapping[str, Any]) -> Settings:
+    """Turn aliases into field names and retired words into notices; unknown names become problems."""
+    values: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    notices, problems = [], []
+    for name, value in given.items():
+        field = canonical(name)
+        if field in RETIRED:
+            says, becomes, problem = _retired(field, value)
+            notices += says
+            problems += problem
+            values |= becomes
+        elif field not in FIELD_NAMES:
+            problems.append(_unknown(name))
+        elif field in spelled:
+            problems.append(f"--{spelled[field]} and --{_dashless(name)} are the same setting: give one")
+        else:
+            values[field], spelled[field] = value, _dashless(name)
+    return Settings(values=values, notices=tuple(notices), problems=tuple(problems))
+
+
+def config_from_mapping(*layers: Mapping[str, Any]) -> tuple[RunConfig, tuple[str, ...]]:
+    """The run's settings from layers of names and values, a later layer before an earlier one.
+
+    Returns:
+        The settings, and one line for each retired word that was given.
+
+    Raises:
+        ConfigError: Lists every unknown name and every value that cannot be used.
+    """
+    resolved = [resolve_names(layer) for layer in layers]
+    values = {name: value for part in resolved for name, value in part.values.items()}
+    problems = [p for part in resolved for p in part.problems]
+    if problems:
+        raise ConfigError(problems + _bad_values(values))
+    return RunConfig(**values), tuple(dict.fromkeys(n for part in resolved for n in part.notices))
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Names and values of a TOML, YAML or JSON file; settings may stand in tables named like the groups of `--help`.
+
+    Raises:
+        ConfigError: The file is missing, of another kind, or cannot be parsed (with the parser's place).
+    """
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise ConfigError(f"--config {path}: a .toml, .yaml or .json file is expected")
+    try:
+        content = reader(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise ConfigError(f"--config {path}: there is no such file") from None
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"--config {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {path}: names with values are expected, not {type(content).__name__}")
+    return _flatten(content, path)
+
+
+def to_toml(config: RunConfig) -> str:
+    """The settings as a TOML file that `--config` reads back; a setting without a value is a comment."""
+    lines: list[str] = []
+    for group in GROUPS:
+        lines.append(f"\n[{group}]" if lines else f"[{group}]")
+        for field in dataclasses.fields(config):
+            if field.metadata["group"] == group:
+                value = config.to_dict()[field.name]
+                lines.append(f"# {field.name} =" if value is None else f"{field.name} = {json.dumps(value)}")
+    return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def settings_file(config: RunConfig) -> Iterator[Path]:
+    """The settings in a temporary file that ranks read with `--config`."""
+    with tempfile.TemporaryDirectory(prefix="fleetune-") as folder:
+        path = Path(folder) / "run.json"
+        path.write_text(json.dumps(config.to_dict()))
+        yield path
+
+
+def _flatten(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Lift the tables' settings to the top; a table of another name, or a setting given twice, is refused."""
+    flat: dict[str, Any] = {}
+    for name, value in content.items():
+        if isinstance(value, dict) and name not in GROUPS:
+            raise ConfigError(f"--config {path}: [{name}] is no group of settings; they are {', '.join(GROUPS)}")
+        for key, inner in value.items() if isinstance(value, dict) else [(name, value)]:
+            if key in flat:
+                raise ConfigError(f"--config {path}: {key} is given twice")
+            flat[key] = inner
+    return flat
+
+
+def _read_yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    ".toml": tomllib.loads,
+    ".json": json.loads,
+    ".yaml": _read_yaml,
+    ".yml": _read_yaml,
+}
+
+
+def _dashless(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
+def _unknown(name: str) -> str:
+    return f"--{_dashless(name)} is not a setting" + nearest(_dashless(name), [*FIELD_NAMES, *ALIASES, *RETIRED])
+
+
+def _retired(field: str, value: Any) -> tuple[list[str], dict[str, Any], list[str]]:
+    """Notices, settings and problems of a retired word."""
+    entry, word = RETIRED[field], str(value).strip().lower()
+    if word in entry.refuses:
+        return [], {}, [f"--{field} {value}: {entry.says}"]
+    if not entry.takes_value and word in ("false", "no", "0", "off"):
+        return [], {}, []  # it asks for what happens anyway, or for nothing
+    return [f"--{field}: {entry.says}"], entry.becomes.get(word, {}), []
+
+
+def _bad_values(values: Mapping[str, Any]) -> list[str]:
+    """The problems of the known settings, so that one message lists them beside the unknown names."""
+    try:
+        RunConfig(**values)
+    except ConfigError as error:
+        return list(error.problems)
+    return []

@@ -1,0 +1,88 @@
+"""The other names of settings: aliases, and words of older guides with what happens instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+ALIASES = {
+    "task_name": "task",
+    "model_name_or_path": "model",
+    "max_length": "max_seq_length",
+    "text_columns": "text_column_names",
+    "label_column": "label_column_name",
+    "batch_size": "per_device_train_batch_size",
+    "train_batch_size": "per_device_train_batch_size",
+    "eval_batch_size": "per_device_eval_batch_size",
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "epochs": "num_train_epochs",
+    "lr": "learning_rate",
+    "evaluation_strategy": "eval_strategy",
+    "max_val_samples": "max_eval_samples",
+    "max_test_samples": "max_predict_samples",
+    "nproc_per_node": "processes",
+    "num_processes": "processes",
+    "resume": "resume_from_checkpoint",
+}
+"""Alias -> name of the field."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retired:
+    """A word that older guides and scripts use and that is no setting here."""
+
+    says: str
+    """One line: what happens instead."""
+    becomes: dict[Any, dict[str, Any]] = field(default_factory=dict)
+    """Settings that a given value (lower case text) turns into."""
+    takes_value: bool = True
+    """False for a flag that may stand alone."""
+    refuses: frozenset[str] = frozenset()
+    """Values (lower case text) that ask for something else and are refused with `says`."""
+
+
+def _flag(says: str, **more: Any) -> Retired:
+    return Retired(says=says, takes_value=False, **more)
+
+
+_TRUE = ("true", "yes", "1", "on")
+_DISTRIBUTED = "ranks always talk through gloo"
+
+RETIRED: dict[str, Retired] = {
+    "do_train": _flag("`fleetune train` always trains; use `fleetune evaluate` to evaluate only",
+                      refuses=frozenset({"false", "no", "0", "off"})),
+    "use_ipex": _flag("Intel Extension for PyTorch was archived in 2026; the unpadded forward replaces it"),
+    "jit_mode_eval": _flag("no TorchScript is needed; evaluation runs on unpadded batches"),
+    "no_cuda": _flag("fleetune always trains on the CPU"),
+    "use_cpu": _flag("fleetune always trains on the CPU"),
+    "use_mps_device": _flag("fleetune always trains on the CPU"),
+    "xpu_backend": Retired(says=f"oneCCL's PyTorch bindings were archived in 2025; {_DISTRIBUTED}"),
+    "ddp_backend": Retired(says=_DISTRIBUTED),
+    "ddp_find_unused_parameters": _flag("unused parameters are found once, before training"),
+    "local_rank": Retired(says="the rank comes from the launcher's environment"),
+    "pad_to_max_length": _flag("batches hold no padding at all, which gives the same result faster"),
+    "group_by_length": _flag("batches hold no padding, so there is no need to group by length"),
+    "dataloader_num_workers": Retired(says="tokens are read from a memory-mapped file, without workers"),
+    "dataloader_drop_last": _flag("the last, smaller batch is used, and weighted right"),
+    "preprocessing_num_workers": Retired(says="tokenising uses all threads of the rank"),
+    "use_fast_tokenizer": _flag("the fast tokenizer is used where the model has one"),
+    "ignore_mismatched_sizes": _flag("a head of another size is replaced by a new one, with a notice"),
+    "disable_tqdm": _flag("progress is a bar in a terminal and plain lines elsewhere"),
+    "optim": Retired(says="AdamW in its fused form is used"),
+    "use_auth_token": Retired(says="the hub's own login (`hf auth login`) is used"),
+    "logging_dir": Retired(says="logs are written to the output folder, under runs/"),
+    "logging_strategy": Retired(says="the log is written every --logging_steps updates"),
+    "half_precision_backend": Retired(says="training runs in float32"),
+    "fp16": _flag("half precision is no gain on CPUs; training runs in float32"),
+    "bf16": _flag("bfloat16 is not supported yet; training runs in float32"),
+    "auto_find_batch_size": _flag("the batch size stays as set"),
+    "full_determinism": _flag("runs repeat bit for bit on the same number of ranks and threads anyway"),
+    "do_regression": _flag("read as --problem_type", becomes={w: {"problem_type": "regression"} for w in _TRUE}),
+}  # fmt: skip
+"""Retired word -> what happens instead."""
+
+
+def canonical(name: str) -> str:
+    """The field's name for a spelling with `-` or `_`, any leading dashes, or an alias."""
+    word = name.lstrip("-").replace("-", "_")
+    return ALIASES.get(word, word)

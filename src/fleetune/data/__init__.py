@@ -1,0 +1,1 @@
+"""From files to token tables: tasks, sources, examples, the memory-mapped token cache."""

@@ -1,0 +1,165 @@
+"""Rows to validated examples; what cannot be used is listed with its place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, NamedTuple
+
+from fleetune.data.labels import CellError, LabelReader
+from fleetune.data.rows import Cell, Row, Source
+from fleetune.data.tasks import Columns
+from fleetune.errors import DataError
+
+OnBadRow = Literal["error", "skip"]
+
+BAD_ROWS_LISTED = 1000
+FURTHER_SHOWN = 5
+# How far to look for further bad rows after the first: about a second of reading.
+FURTHER_ROWS_CHECKED = 100_000
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Example(NamedTuple):
+    """One or two texts, as they stand in the file, and the label."""
+
+    row: int
+    """Its number in the source; see `Row.number`."""
+    texts: tuple[str, ...]
+    label: int | float | None
+    """Class id or score; None if unlabelled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadRow:
+    """A row that cannot be used."""
+
+    row: int
+    column: str | None
+    """None: the row as a whole."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"row {self.row}{f', column {self.column!r}' if self.column else ''}: {self.reason}"
+
+
+class BadRowLog:
+    """Counts bad rows, and lists the first ones."""
+
+    def __init__(self, total: int = 0, listed: tuple[BadRow, ...] = ()) -> None:
+        self.total = total
+        self._listed = list(listed)
+
+    @property
+    def listed(self) -> tuple[BadRow, ...]:
+        """The first bad rows, in file order."""
+        return tuple(self._listed)
+
+    def add(self, bad: BadRow) -> None:
+        """Count a bad row, and keep it while there is room."""
+        self.total += 1
+        if len(self._listed) < BAD_ROWS_LISTED:
+            self._listed.append(bad)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How a source is read."""
+
+    columns: Columns
+    labels: LabelReader | None
+    """None: labels are not looked at."""
+    label_optional: bool
+    """Whether rows may be unlabelled, as in test splits."""
+    on_bad_row: OnBadRow
+    """"error": the first bad row ends the reading. "skip": it is logged."""
+    max_rows: int | None = None
+    """Only the first rows are read, good or bad; None: all."""
+
+    @property
+    def reads_labels(self) -> bool:
+        """Whether the label column is looked at."""
+        return self.labels is not None and self.columns.label is not None
+
+
+def read_examples(source: Source, reading: Reading, log: BadRowLog) -> Iterator[Example]:
+    """Stream the examples of a source.
+
+    Args:
+        source: An opened source that has the columns.
+        reading: How to read it.
+        log: Gets the bad rows that are skipped.
+
+    Raises:
+        DataError: A bad row, with `on_bad_row="error"`; some further ones are listed with it.
+    """
+    checked = _checked_rows(source, reading)
+    for item in checked:
+        if isinstance(item, Example):
+            yield item
+        elif reading.on_bad_row == "error":
+            raise _with_further(source.name, item, checked)
+        else:
+            log.add(item)
+
+
+def _checked_rows(source: Source, reading: Reading) -> Iterator[Example | BadRow]:
+    columns = reading.columns
+    wanted = (*columns.texts, *([columns.label] if reading.reads_labels and columns.label else []))
+    for row in islice(source.rows(wanted), reading.max_rows):
+        yield _checked(row, reading)
+
+
+def _checked(row: Row, reading: Reading) -> Example | BadRow:
+    if row.problem is not None:
+        return BadRow(row=row.number, column=None, reason=row.problem)
+    texts: list[str] = []
+    for column, cell in zip(reading.columns.texts, row.cells, strict=False):
+        problem = _text_problem(cell)
+        if problem is not None:
+            return BadRow(row=row.number, column=column, reason=problem)
+        texts.append(str(cell))
+    try:
+        label = _label(row.cells[-1], reading) if reading.reads_labels else None
+    except CellError as error:
+        return BadRow(row=row.number, column=reading.columns.label, reason=str(error))
+    return Example(row.number, tuple(texts), label)
+
+
+def _text_problem(cell: Cell) -> str | None:
+    if cell is None:
+        return "the text is empty (null)"
+    if not isinstance(cell, str):
+        return f"a text was expected, found {cell!r} ({type(cell).__name__})"
+    if not cell or cell.isspace():
+        return "the text is empty"
+    # JSON can escape half of a surrogate pair, which no tokenizer takes.
+    if not cell.isascii() and (half := _LONE_SURROGATE.search(cell)):
+        return f"the text holds U+{ord(half[0]):04X}, half of a surrogate pair"
+    return None
+
+
+def _label(cell: Cell, reading: Reading) -> int | float | None:
+    assert reading.labels is not None
+    return reading.labels.read_if_given(cell) if reading.label_optional else reading.labels.read(cell)
+
+
+def _with_further(file: str, first: BadRow, rest: Iterator[Example | BadRow]) -> DataError:
+    """The error for the first bad row, which also lists some of those that follow."""
+    further: list[BadRow] = []
+    try:
+        for item in islice(rest, FURTHER_ROWS_CHECKED):
+            if isinstance(item, BadRow):
+                further.append(item)
+            if len(further) > FURTHER_SHOWN:
+                break
+    except DataError:
+        pass  # A file that breaks off further down is told about when the first bad row is mended.
+    lines = [first.reason]
+    lines += [f"  also {bad}" for bad in further[:FURTHER_SHOWN]]
+    lines += ["  and more"] if len(further) > FURTHER_SHOWN else []
+    lines += ["  (--on_bad_row skip leaves bad rows out and lists them)"]
+    return DataError("\n".join(lines), file=file, row=first.row, column=first.column)

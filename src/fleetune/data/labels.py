@@ -1,0 +1,246 @@
+"""Labels: from the cells of a file to class ids or scores."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fleetune.data.rows import Cell, Source
+from fleetune.data.tasks import Problem, Task
+from fleetune.errors import DataError
+
+# More classes than this, and more than half as many as rows: the column is no class label.
+MANY_CLASSES = 50
+NAMES_SHOWN = 12
+UNLABELLED = "-1"
+
+_WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0*")
+_TRUTH = {"false": 0, "true": 1}
+
+
+class CellError(ValueError):
+    """A cell cannot be used; the text is the reason, without its place."""
+
+
+def label_text(cell: Cell) -> str:
+    """The text of a label cell: 1, 1.0, "1.0" and " 1 " are all "1"; a null is ""."""
+    if cell is None:
+        return ""
+    if isinstance(cell, float) and cell.is_integer():
+        return str(int(cell))
+    text = str(cell).strip()
+    return str(int(text.split(".")[0])) if _WHOLE_NUMBER.fullmatch(text) else text
+
+
+def as_number(text: str) -> float | None:
+    """The number a text stands for (it may be nan or infinite), or None."""
+    try:
+        return None if "_" in text else float(text)
+    except ValueError:
+        return None
+
+
+class LabelReader(ABC):
+    """Turns label cells into what is learned."""
+
+    dtype: type[np.int64] | type[np.float32]
+    """Of the label array."""
+
+    @abstractmethod
+    def rules(self) -> str:
+        """All that decides what `read` gives, as a text; part of the key of cached labels."""
+
+    @abstractmethod
+    def read(self, cell: Cell) -> int | float:
+        """The class id or score of a cell.
+
+        Raises:
+            CellError: The cell is no label of the task.
+        """
+
+    def read_if_given(self, cell: Cell) -> int | float | None:
+        """As `read`, but None where the cell is empty, or is a -1 that is no label of the task.
+
+        Raises:
+            CellError: As in `read`.
+        """
+        text = label_text(cell)
+        if not text:
+            return None
+        try:
+            return self.read(cell)
+        except CellError:
+            if text == UNLABELLED:
+                return None
+            raise
+
+
+class ClassReader(LabelReader):
+    """Class names, in any case, to class ids.
+
+    Args:
+        labels: Class names in class id order.
+        ids_allowed: Whether a cell may also give the class id (0, "0", "0.0", False).
+    """
+
+    dtype = np.int64
+
+    def __init__(self, labels: Sequence[str], *, ids_allowed: bool = False) -> None:
+        self._labels = tuple(labels)
+        self._ids_allowed = ids_allowed
+        self._ids = {name: class_id for class_id, name in enumerate(self._labels)}
+        self._folded_ids = _unambiguous(self._labels)
+        if ids_allowed:
+            self._folded_ids |= {str(class_id): class_id for class_id in range(len(self._labels))}
+            self._folded_ids |= _TRUTH if len(self._labels) == 2 else {}
+
+    def rules(self) -> str:
+        """See `LabelReader.rules`."""
+        return f"classes {self._labels!r}, ids {self._ids_allowed}"
+
+    def read(self, cell: Cell) -> int:
+        """See `LabelReader.read`."""
+        text = label_text(cell)
+        class_id = self._ids.get(text)
+        if class_id is None:
+            class_id = self._folded_ids.get(text.casefold())
+        if class_id is None:
+            raise CellError(self._reason(text))
+        return class_id
+
+    def _reason(self, text: str) -> str:
+        if not text:
+            return "the label is empty"
+        if text == UNLABELLED:
+            return f"the label is -1, as in test splits, which carry -1 for 'not given'; {self._expected()}"
+        if self._ids_allowed and as_number(text) is not None:
+            return f"the label {text} is out of range; {self._expected()}"
+        folded = {name.casefold(): name for name in self._labels}
+        near = difflib.get_close_matches(text.casefold(), folded, n=1)
+        hint = f" (nearest: {folded[near[0]]!r})" if near else ""
+        return f"the label {text!r} is unknown{hint}; {self._expected()}"
+
+    def _expected(self) -> str:
+        if self._ids_allowed:
+            return f"expected {', '.join(f'{i} or {name}' for i, name in enumerate(self._labels))}"
+        return f"expected {_listed(self._labels)}"
+
+
+class ScoreReader(LabelReader):
+    """Finite numbers, within a range if the task has one."""
+
+    dtype = np.float32
+
+    def __init__(self, score_range: tuple[float, float] | None = None) -> None:
+        self._range = score_range
+
+    def rules(self) -> str:
+        """See `LabelReader.rules`."""
+        return f"scores {self._range!r}"
+
+    def read(self, cell: Cell) -> float:
+        """See `LabelReader.read`."""
+        text = label_text(cell)
+        score = as_number(text)
+        if not text:
+            raise CellError("the score is empty")
+        if score is None or isinstance(cell, bool):
+            raise CellError(f"the score {text!r} is not a number")
+        if not math.isfinite(score):
+            raise CellError(f"the score {text!r} is not a finite number")
+        if self._range and not self._range[0] <= score <= self._range[1]:
+            hint = " (test splits carry -1 for 'not given')" if text == UNLABELLED else ""
+            raise CellError(f"the score {text} is outside {self._range[0]:g} to {self._range[1]:g}{hint}")
+        return score
+
+
+def reader_of(task: Task) -> LabelReader:
+    """The reader of a task whose labels are known."""
+    if task.problem == "regression":
+        return ScoreReader(task.score_range)
+    assert task.labels is not None, "the labels of a custom task are discovered first"
+    return ClassReader(task.labels, ids_allowed=task.label_ids_allowed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundLabels:
+    """What a label column turned out to hold."""
+
+    problem: Problem
+    labels: tuple[str, ...] | None
+    """Class names in class id order; None for regression."""
+    notice: str | None
+    """What was decided, where it was left open."""
+
+
+def discover_labels(source: Source, column: str, problem: Problem | None) -> FoundLabels:
+    """Read the label column of a training file: class names in their natural order, or scores.
+
+    Reads the whole column, whatever part of the rows is used: a smaller sample keeps the same class ids.
+
+    Args:
+        source: The training split.
+        column: Its label column.
+        problem: None: regression if all labels are numbers and one is not whole, else classification.
+
+    Raises:
+        DataError: There is no label, or one class only, or too many to be classes.
+    """
+    if problem == "regression":
+        return FoundLabels(problem="regression", labels=None, notice=None)
+    counts = Counter(label_text(row.cells[0]) for row in source.rows([column]) if row.problem is None)
+    counts.pop("", None)
+    fraction = None if problem else _first_fraction(counts)
+    if fraction is not None:
+        notice = f"{source.name}: {column!r} holds numbers such as {fraction}: this is regression"
+        return FoundLabels(problem="regression", labels=None, notice=notice)
+    labels = tuple(sorted(counts, key=_natural_order(counts)))
+    _refuse_useless(labels, counts.total(), source.name, column)
+    notice = f"{source.name}: {column!r} has {len(labels)} classes: {_listed(labels)}"
+    return FoundLabels(problem="classification", labels=labels, notice=notice)
+
+
+def _first_fraction(texts: Counter[str]) -> str | None:
+    """The first text that is no whole number, if all are numbers (a nan is then a bad score, not a class)."""
+    if any(as_number(text) is None for text in texts):
+        return None
+    return next((text for text in texts if math.isfinite(float(text)) and not float(text).is_integer()), None)
+
+
+def _natural_order(texts: Counter[str]) -> Callable[[str], tuple[float, str]]:
+    if all(as_number(text) is not None for text in texts):
+        return lambda text: (float(text), text)
+    return lambda text: (0.0, text)
+
+
+def _refuse_useless(labels: Sequence[str], num_rows: int, file: str, column: str) -> None:
+    if not labels:
+        raise DataError("every label is empty", file=file, column=column)
+    if len(labels) == 1:
+        hint = ", as in test splits" if labels[0] == UNLABELLED else ": there is nothing to learn"
+        raise DataError(f"every row has the label {labels[0]!r}{hint}", file=file, column=column)
+    if len(labels) > MANY_CLASSES and len(labels) > num_rows / 2:
+        raise DataError(
+            f"{len(labels)} different labels in {num_rows} rows are no classes: for numbers to be predicted "
+            "say --problem_type regression, for another column --label_column_name",
+            file=file,
+            column=column,
+        )
+
+
+def _unambiguous(labels: Sequence[str]) -> dict[str, int]:
+    """Case-folded names to ids, without those that two classes share."""
+    times = Counter(name.casefold() for name in labels)
+    return {name.casefold(): i for i, name in enumerate(labels) if times[name.casefold()] == 1}
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more

@@ -1,0 +1,80 @@
+"""Open a data file by its suffix."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from fleetune.data.delimited import CsvFile, TsvFile
+from fleetune.data.records import JsonLinesFile, ParquetFile, open_json
+from fleetune.data.rows import Source
+from fleetune.errors import DataError
+
+Opener = Callable[[Path, str | None], Source]
+
+OPENERS: Mapping[str, Opener] = {
+    ".tsv": TsvFile,
+    ".csv": CsvFile,
+    ".jsonl": JsonLinesFile,
+    ".json": open_json,
+    ".parquet": lambda path, encoding: ParquetFile(path),
+}
+
+
+def open_source(path: Path, encoding: str | None = None) -> Source:
+    """Open a TSV, CSV, JSON, JSON Lines or Parquet file as a stream of rows.
+
+    Args:
+        path: The file; its suffix tells the format.
+        encoding: A Python codec name for the text formats; None: UTF-8, or what a byte-order mark says.
+
+    Raises:
+        DataError: There is no such file, it is a folder, of an unknown format, empty, or unreadable.
+        ConfigError: The encoding is unknown.
+    """
+    _require_file(path)
+    opener = OPENERS.get(path.suffix.lower())
+    if opener is None:
+        raise DataError(f"the suffix {path.suffix!r} tells no format: expected {', '.join(OPENERS)}", file=path)
+    try:
+        return opener(path, encoding)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror or error}", file=path) from error
+
+
+def _require_file(path: Path) -> None:
+    if path.is_dir():
+        raise DataError("this is a folder: name a file in it, or give the folder as --data_dir", file=path)
+    if not path.exists():
+        raise DataError(f"there is no such file{_nearest_sibling(path)}", file=path)
+    if path.stat().st_size == 0:
+        raise DataError("the file is empty", file=path)
+
+
+def _nearest_sibling(path: Path) -> str:
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f": did you mean {near[0]}?" if near else ""
+
+
+def require_columns(source: Source, columns: Sequence[str]) -> None:
+    """Every one of these columns is there.
+
+    Raises:
+        DataError: One is missing; the columns present and the nearest name are told.
+    """
+    for name in columns:
+        if name not in source.columns:
+            raise DataError(missing_column(source.columns, name), file=source.name)
+
+
+def missing_column(present: Sequence[str], name: str) -> str:
+    """The sentence that says a column is missing, what is there instead, and what may be the reason."""
+    by_folded = {column.casefold(): column for column in present}
+    near = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.5)
+    hint = f" (nearest: {by_folded[near[0]]!r})" if near else ""
+    separators = [mark for mark in ";\t|," if len(present) == 1 and mark in present[0]]
+    if separators:
+        hint = f" (the header holds {separators[0]!r}: is that the separator? .csv needs commas, .tsv tabs)"
+    return f"there is no column {name!r}: the columns are {', '.join(map(repr, present))}{hint}"

@@ -1,0 +1,1 @@
+"""Predictions over a whole split, each example exactly once, and the metrics of a task."""

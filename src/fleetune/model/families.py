@@ -1,0 +1,134 @@
+"""Model families as data: where a Hugging Face module keeps the parts that the flat forward needs.
+
+A row names attributes; dotted names reach inside. Families of the same shape differ in these names and in a few
+options, so one forward serves them all. A model without a row goes through its own, padded forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import relu
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNames:
+    """Attributes of one encoder layer."""
+
+    query: str
+    key: str
+    value: str
+    attention_output: str
+    attention_norm: str
+    up: str
+    activation: str
+    down: str
+    output_norm: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionNames:
+    """Options of the model's config that the arithmetic depends on."""
+
+    num_heads: str = "num_attention_heads"
+    hidden_dropout: str = "hidden_dropout_prob"
+    attention_dropout: str = "attention_probs_dropout_prob"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One row of the table: a `model_type` of transformers and the places of its parts."""
+
+    model_type: str
+    backbone: str
+    """Attribute of the classification model that holds the encoder without its head."""
+    layers: str
+    layer: LayerNames
+    head: Callable[[Any, Tensor], Tensor]
+    """(classification model, last hidden state of the first tokens (B, D)) -> logits (B, C)."""
+    options: OptionNames = OptionNames()
+    positions_follow_padding: bool = False
+    """Positions count from the padding token's id + 1, as in fairseq."""
+    embedding_projection: str | None = None
+    """Linear layer from a narrower embedding to the hidden width, where the model has one."""
+
+
+def part(module: Any, name: str) -> Any:
+    """The attribute of a dotted name."""
+    return attrgetter(name)(module)
+
+
+def _bert_head(model: Any, first_BD: Tensor) -> Tensor:
+    logits: Tensor = model.classifier(model.dropout(model.bert.pooler(first_BD.unsqueeze(1))))
+    return logits
+
+
+def _module_head(model: Any, first_BD: Tensor) -> Tensor:
+    logits: Tensor = model.classifier(first_BD.unsqueeze(1))
+    return logits
+
+
+def _distilbert_head(model: Any, first_BD: Tensor) -> Tensor:
+    logits: Tensor = model.classifier(model.dropout(relu(model.pre_classifier(first_BD))))
+    return logits
+
+
+_BERT_LAYER = LayerNames(
+    query="attention.self.query",
+    key="attention.self.key",
+    value="attention.self.value",
+    attention_output="attention.output.dense",
+    attention_norm="attention.output.LayerNorm",
+    up="intermediate.dense",
+    activation="intermediate.intermediate_act_fn",
+    down="output.dense",
+    output_norm="output.LayerNorm",
+)
+_DISTILBERT_LAYER = LayerNames(
+    query="attention.q_lin",
+    key="attention.k_lin",
+    value="attention.v_lin",
+    attention_output="attention.out_lin",
+    attention_norm="sa_layer_norm",
+    up="ffn.lin1",
+    activation="ffn.activation",
+    down="ffn.lin2",
+    output_norm="output_layer_norm",
+)
+
+
+def _roberta(model_type: str) -> Family:
+    return Family(model_type=model_type, backbone="roberta", layers="encoder.layer", layer=_BERT_LAYER,
+                  head=_module_head, positions_follow_padding=True)  # fmt: skip
+
+
+FAMILIES = {
+    family.model_type: family
+    for family in (
+        Family(model_type="bert", backbone="bert", layers="encoder.layer", layer=_BERT_LAYER, head=_bert_head),
+        _roberta("roberta"),
+        _roberta("xlm-roberta"),
+        _roberta("camembert"),
+        Family(model_type="electra", backbone="electra", layers="encoder.layer", layer=_BERT_LAYER,
+               head=_module_head, embedding_projection="embeddings_project"),
+        Family(model_type="distilbert", backbone="distilbert", layers="transformer.layer", layer=_DISTILBERT_LAYER,
+               head=_distilbert_head,
+               options=OptionNames(num_heads="n_heads", hidden_dropout="dropout", attention_dropout="attention_dropout")),
+    )
+}  # fmt: skip
+"""`model_type` -> row."""
+
+
+def find_family(model: Any) -> Family | None:
+    """The row of a classification model, or None when the flat forward would not compute what the model does."""
+    family = FAMILIES.get(model.config.model_type)
+    if family is None or not type(model).__name__.endswith("ForSequenceClassification"):
+        return None
+    options = model.config.to_dict()
+    unusual = options.get("is_decoder") or options.get("add_cross_attention")
+    relative = options.get("position_embedding_type", "absolute") not in ("absolute", None)
+    return None if unusual or relative else family

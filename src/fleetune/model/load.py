@@ -1,0 +1,199 @@
+"""Models and tokenizers from a folder or the hub, with every reason why one cannot be used said plainly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fleetune.config import RunConfig
+from fleetune.data.tasks import Task
+from fleetune.errors import ModelError
+from fleetune.model.families import find_family
+from fleetune.model.flat import FlatClassifier
+from fleetune.model.labels import LabelOrder, align_labels
+from fleetune.model.padded import PaddedClassifier
+
+_WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "spm.model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classifier:
+    """A model ready for flat batches, and what its outputs mean."""
+
+    module: FlatClassifier | PaddedClassifier
+    labels: LabelOrder | None
+    """None for regression."""
+    notices: tuple[str, ...]
+
+    @property
+    def hugging_face(self) -> Any:
+        """The Hugging Face model that owns the parameters."""
+        return self.module.model
+
+    @property
+    def num_labels(self) -> int:
+        return int(self.hugging_face.config.num_labels)
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.hugging_face.config.hidden_size)
+
+    @property
+    def unpadded(self) -> bool:
+        """Whether the model runs through the flat forward."""
+        return isinstance(self.module, FlatClassifier)
+
+    def labels_to_model(self, labels: NDArray[Any]) -> NDArray[Any]:
+        """Class ids of the task as class ids of the model; scores stay as they are."""
+        return labels if self.labels is None else self.labels.to_model[labels]
+
+
+def load_tokenizer(config: RunConfig) -> Any:
+    """The tokenizer of `--tokenizer_name`, or of the model.
+
+    Raises:
+        ModelError: There is none, or it cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    source = config.tokenizer_name or config.model
+    assert source is not None
+    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
+        raise ModelError(f"{source}: the folder holds no tokenizer ({', '.join(_TOKENIZER_FILES[:3])}, ...): "
+                         "copy one there or name one with --tokenizer_name")  # fmt: skip
+    with _reading(source, "tokenizer"):
+        return AutoTokenizer.from_pretrained(source, **_access(config))
+
+
+def load_model_config(config: RunConfig) -> Any:
+    """The Hugging Face config of the model.
+
+    Raises:
+        ModelError: There is none, or it cannot be read.
+    """
+    from transformers import AutoConfig
+
+    assert config.model is not None
+    folder = Path(config.model)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{folder}: no config.json: this is not a folder of a Hugging Face model")
+        if not any((folder / name).is_file() for name in _WEIGHT_FILES):
+            raise ModelError(f"{folder}: the folder holds no weights ({_WEIGHT_FILES[0]} or {_WEIGHT_FILES[2]})")
+    with _reading(config.model, "config"):
+        return AutoConfig.from_pretrained(config.model, **_access(config))
+
+
+def check_tokenizer_fits(tokenizer: Any, model_config: Any, max_seq_length: int) -> int:
+    """The sequence length to use: what was asked for, or less where the model has fewer positions.
+
+    Raises:
+        ModelError: The tokenizer makes ids that the model has no embedding for.
+    """
+    if len(tokenizer) > model_config.vocab_size:
+        raise ModelError(f"the tokenizer has {len(tokenizer):,} tokens, the model embeds only "
+                         f"{model_config.vocab_size:,}: they do not belong together")  # fmt: skip
+    positions = getattr(model_config, "max_position_embeddings", None) or max_seq_length
+    if model_config.model_type in ("roberta", "xlm-roberta", "camembert"):
+        positions -= model_config.pad_token_id + 1
+    return int(min(max_seq_length, positions))
+
+
+def load_classifier(config: RunConfig, model_config: Any, task: Task, pad_token_id: int) -> Classifier:
+    """The model with a head for the task: the checkpoint's where it means the same labels, else a new one.
+
+    Args:
+        config: The run's settings; the seed decides a new head's weights.
+        model_config: What `load_model_config` gave; its labels are set to the task's.
+        task: With its labels resolved.
+        pad_token_id: For models that must be padded.
+
+    Raises:
+        ModelError: The weights cannot be read, or are not those of such a model.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    labels = None if task.labels is None else align_labels(task.labels, model_config.id2label or {})
+    keeps_head = labels.keeps_head if labels is not None else model_config.num_labels == 1
+    _name_labels(model_config, labels)
+    torch.manual_seed(config.seed)
+    with _reading(str(config.model), "weights"):
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            config.model, config=model_config, output_loading_info=True, ignore_mismatched_sizes=True,
+            dtype=torch.float32, **_access(config),
+        )  # fmt: skip
+    notices = _check_weights(model, report, str(config.model))
+    if not keeps_head and not notices:
+        _renew_head(model)
+        notices.append("the checkpoint's head is of other labels: it was replaced by a new one")
+    family = find_family(model)
+    if family is None:
+        notices.append(f"{type(model).__name__} has no unpadded forward yet: batches are padded, which is slower")
+        return Classifier(module=PaddedClassifier(model, pad_token_id), labels=labels, notices=tuple(notices))
+    return Classifier(module=FlatClassifier(model, family), labels=labels, notices=tuple(notices))
+
+
+def _name_labels(model_config: Any, labels: LabelOrder | None) -> None:
+    names = ("score",) if labels is None else labels.names
+    model_config.id2label = dict(enumerate(names))
+    model_config.label2id = {name: i for i, name in enumerate(names)}
+    model_config.problem_type = "regression" if labels is None else "single_label_classification"
+
+
+def _check_weights(model: Any, report: dict[str, Any], source: str) -> list[str]:
+    """Notices of what the checkpoint lacked; weights of the encoder must all be there."""
+    mismatched = {entry[0] if isinstance(entry, tuple) else entry for entry in report["mismatched_keys"]}
+    absent = sorted(set(report["missing_keys"]) | mismatched)
+    encoder = [k for k in absent if k.startswith(f"{model.base_model_prefix}.") and ".pooler." not in k]
+    if encoder:
+        raise ModelError(f"{source}: {len(encoder)} weights of a {type(model).__name__} are missing or of another shape "
+                         f"({', '.join(encoder[:3])}, ...)")  # fmt: skip
+    return [f"new weights, not in the checkpoint: {', '.join(absent)}"] if absent else []
+
+
+def _renew_head(model: Any) -> None:
+    """Draw the weights outside the encoder anew, as transformers draws them for a head that a checkpoint lacks."""
+    encoder = {id(p) for p in model.base_model.parameters()}
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear) and id(module.weight) not in encoder:
+                module.weight.normal_(0.0, getattr(model.config, "initializer_range", 0.02))
+                if module.bias is not None:
+                    module.bias.zero_()
+
+
+def _access(config: RunConfig) -> dict[str, Any]:
+    return {"revision": config.model_revision, "trust_remote_code": config.trust_remote_code}
+
+
+@contextmanager
+def _reading(source: str, what: str) -> Iterator[None]:
+    """Map the many ways in which transformers fails to one error, and keep its own progress output out of ours."""
+    from transformers.utils import logging
+
+    verbosity, had_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        hint = "" if Path(source).exists() else " (neither a folder here nor to be had from the hub?)"
+        raise ModelError(f"--model {source}: the {what} cannot be loaded{hint}: {reason}") from error
+    finally:
+        logging.set_verbosity(verbosity)
+        if had_bar:
+            logging.enable_progress_bar()

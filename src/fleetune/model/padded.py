@@ -1,0 +1,45 @@
+"""Any other Hugging Face model, through its own forward: the batch is padded on entry to the longest sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from fleetune.data.batches import PackedBatch
+
+
+class PaddedClassifier(nn.Module):
+    """A sequence-classification model without a row in the table of families: right, but slower.
+
+    Args:
+        model: The model; its parameters are shared, not copied.
+        pad_token_id: Id that fills the sequences up; the attention mask hides it.
+    """
+
+    def __init__(self, model: Any, pad_token_id: int) -> None:
+        super().__init__()
+        self.model = model
+        self._pad_token_id = pad_token_id
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """Logits of every sequence, float32 (B, C)."""
+        if len(batch) == 0:
+            return self._placeholder()
+        inputs = {"input_ids": self._padded(batch.token_ids, batch.lengths, self._pad_token_id)}
+        inputs["attention_mask"] = self._padded(torch.ones_like(batch.token_ids), batch.lengths, 0)
+        if batch.type_ids is not None:
+            inputs["token_type_ids"] = self._padded(batch.type_ids, batch.lengths, 0)
+        logits: Tensor = self.model(**inputs).logits
+        return logits
+
+    def _placeholder(self) -> Tensor:
+        """No logits, still joined to every parameter: backward gives zeros, which DDP waits for on each rank."""
+        logits: Tensor = self.model(input_ids=torch.zeros(1, 2, dtype=torch.int64)).logits
+        return logits[:0]
+
+    @staticmethod
+    def _padded(values_T: Tensor, lengths: tuple[int, ...], fill: int) -> Tensor:
+        return pad_sequence(list(values_T.split(list(lengths))), batch_first=True, padding_value=fill)

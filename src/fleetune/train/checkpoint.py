@@ -1,0 +1,180 @@
+"""Checkpoints that are whole or not there: written under a temporary name, synced, then renamed.
+
+    checkpoint-<step>/
+        model.safetensors, config.json, tokenizer   what `save_pretrained` writes: loads as a model
+        optimizer.safetensors                       AdamW's moments, by parameter name
+        trainer_state.json                          history, as transformers writes it
+        run_state.json                              step, seed, plan: where to go on
+        manifest.json                               written last: size and SHA-256 of every file
+
+Nothing is pickled. There is no random-generator state to save: order of data and dropout are functions of
+(seed, step, rank), see `docs/numerics.md`.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fleetune.errors import CheckpointError, OutputError
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"checkpoint-(\d+)")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def checkpoint_folder(output_dir: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return output_dir / f"checkpoint-{step}"
+
+
+def step_of(folder: Path) -> int:
+    """The step that a checkpoint's name tells."""
+    match = _NAME.fullmatch(folder.name)
+    if match is None:
+        raise CheckpointError(f"{folder}: a folder named checkpoint-<step> is expected")
+    return int(match[1])
+
+
+def list_checkpoints(output_dir: Path) -> list[Path]:
+    """All checkpoint folders of a run, torn ones too, the newest first."""
+    folders = [p for p in output_dir.glob("checkpoint-*") if p.is_dir() and _NAME.fullmatch(p.name)]
+    return sorted(folders, key=step_of, reverse=True)
+
+
+def write_checkpoint(folder: Path, write: Callable[[Path], None]) -> None:
+    """Write a folder so that it is either whole or absent, whatever happens meanwhile.
+
+    Args:
+        folder: The final name; a checkpoint already there is replaced.
+        write: Writes the files into the folder that it is given.
+
+    Raises:
+        OutputError: The disk is full or cannot be written; nothing is left of the attempt.
+    """
+    unfinished = folder.with_name(f".{folder.name}.writing")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    with disk_errors(folder, unfinished):
+        unfinished.mkdir(parents=True)
+        write(unfinished)
+        _write_manifest(unfinished)
+        _swap_in(unfinished, folder)
+
+
+def _write_manifest(folder: Path) -> None:
+    files = {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in sorted(folder.iterdir()) if p.is_file()}
+    for name in files:
+        _sync(folder / name)
+    (folder / MANIFEST).write_text(json.dumps({"format": 1, "files": files}, indent=1))
+    _sync(folder / MANIFEST)
+    _sync(folder)
+
+
+def _swap_in(unfinished: Path, folder: Path) -> None:
+    replaced = folder.with_name(f".{folder.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if folder.exists():
+        folder.rename(replaced)
+    unfinished.rename(folder)
+    _sync(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def verify_checkpoint(folder: Path) -> None:
+    """Compare every file of a checkpoint with its manifest.
+
+    Raises:
+        CheckpointError: Names what is missing or differs.
+    """
+    try:
+        files = json.loads((folder / MANIFEST).read_text())["files"]
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder}: torn, its {MANIFEST} cannot be read ({error})") from error
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"{folder}: torn, {name} is missing")
+        if path.stat().st_size != expected["bytes"]:
+            raise CheckpointError(f"{folder}: torn, {name} has {path.stat().st_size:,} bytes of {expected['bytes']:,}")
+        if _sha256(path) != expected["sha256"]:
+            raise CheckpointError(f"{folder}: torn, the content of {name} is not what was written")
+
+
+def newest_intact(output_dir: Path, say: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that is whole, telling of each torn one that is passed over; None without any."""
+    for folder in list_checkpoints(output_dir):
+        try:
+            verify_checkpoint(folder)
+        except CheckpointError as error:
+            say(f"{error}; trying the one before")
+        else:
+            return folder
+    return None
+
+
+def prune_checkpoints(output_dir: Path, keep: int | None, best: Path | None) -> None:
+    """Remove the oldest checkpoints beyond `keep`, never the best nor the newest one."""
+    if keep is None:
+        return
+    newest_first = list_checkpoints(output_dir)
+    spared = {*newest_first[:1], *([best] if best is not None else [])}
+    removable = [f for f in newest_first if f not in spared]
+    for folder in removable[max(0, keep - len(spared)) :]:
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def disk_errors(target: Path, unfinished: Path | None = None) -> Iterator[None]:
+    """Turn a failure to write into one clear error, and remove the unfinished part.
+
+    Raises:
+        OutputError: Says what could not be written and how much room there is.
+    """
+    try:
+        yield
+    except Exception as error:  # safetensors reports a full disk under its own exception type
+        if unfinished is not None:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        if not _is_disk_error(error):
+            raise
+        raise OutputError(_disk_message(target, error)) from error
+    except BaseException:
+        if unfinished is not None:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def _is_disk_error(error: Exception) -> bool:
+    return isinstance(error, OSError) or "os error" in str(error)
+
+
+def _disk_message(target: Path, error: Exception) -> str:
+    is_full = getattr(error, "errno", None) in _FULL or "os error 28" in str(error)
+    if not is_full:
+        return f"{target} cannot be written: {error}"
+    parent = next(p for p in (target, *target.parents) if p.exists())
+    free = shutil.disk_usage(parent).free
+    return (
+        f"{target} cannot be written: the disk is full ({free / 1e6:,.0f} MB free). Earlier checkpoints are intact: "
+        "free some room and go on with --resume_from_checkpoint"
+    )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,63 @@
+"""Ctrl-C and SIGTERM while training: finish the step, save on all ranks, end. A second one ends at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_SAME_REQUEST_S = 1.0  # a launcher may deliver one Ctrl-C twice: from the terminal, and passed on
+
+
+class StopRequest:
+    """Set by the first signal."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._when = 0.0
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """The handler of both signals."""
+        if self.signal is None:
+            self.signal, self._when = number, time.monotonic()
+        elif time.monotonic() - self._when > _SAME_REQUEST_S:
+            os._exit(128 + number)
+
+
+class Stopped(Exception):  # noqa: N818 - an outcome, not an error
+    """The run was asked to stop and has saved what it had.
+
+    Args:
+        step: Updates done.
+        signal_number: The signal, where this rank received it.
+        is_first: Whether this is the rank that speaks.
+    """
+
+    def __init__(self, step: int, signal_number: int | None, *, is_first: bool) -> None:
+        self.step, self.signal_number, self.is_first = step, signal_number or signal.SIGTERM, is_first
+        super().__init__(f"stopped after step {step}")
+
+
+@contextmanager
+def listening() -> Iterator[StopRequest]:
+    """Take the first SIGINT or SIGTERM as a request to stop, for the time of a `with` block.
+
+    Outside the main thread, where Python allows no handlers, signals keep their meaning.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before = {number: signal.signal(number, request.receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,209 @@
+"""The training loop, written once and in the open."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from fleetune.data.batches import CostModel, pack
+from fleetune.errors import PeerError, TrainingError
+from fleetune.evaluate.metrics import is_greater_better
+from fleetune.evaluate.predict import PredictionStopped, Predictor
+from fleetune.evaluate.score import evaluate_splits
+from fleetune.model.losses import LOSSES
+from fleetune.train.interrupt import Stopped, StopRequest, listening
+from fleetune.train.optim import update
+from fleetune.train.run import TrainingRun
+from fleetune.train.saving import save_checkpoint
+
+
+def train(run: TrainingRun) -> None:
+    """Take all the updates that the plan still has, evaluating, logging and saving when they are due.
+
+    Raises:
+        Stopped: A signal asked for it; everything up to the current step is saved.
+        TrainingError: The loss is no longer finite.
+    """
+    pace = Pace(run)
+    with listening() as request, run.terminal.bar("training", run.plan.total_steps, "steps", run.state.step) as bar:
+        if run.state.step > 0:
+            evaluate_if_due(run, request)  # a stop may have come between the step and its evaluation
+        while run.state.step < run.plan.total_steps:
+            loss_sum, num_tokens = accumulate_gradients(run)
+            # One small sum tells every rank the loss and whether anybody was asked to stop; the update hides it.
+            told = run.ranks.start_sum(torch.tensor([loss_sum, float(bool(request)), num_tokens]))
+            learning_rate = run.plan.schedule.at(run.state.step)
+            norm = update(run.optimizer, learning_rate, run.config.max_grad_norm)
+            global_loss_sum, num_stopping, global_tokens = told().tolist()
+            pace.count(run, global_loss_sum, int(global_tokens))
+            run.state.step += 1
+            bar.move_to(run.state.step, pace.note(run))
+            if is_due(run, "steps", run.config.logging_steps) or run.state.step == run.plan.total_steps:
+                log(run, {"loss": run.state.take_mean_loss(), "grad_norm": float(norm), "learning_rate": learning_rate})
+            if num_stopping:
+                stop_here(run, request)
+            evaluate_if_due(run, request)
+            if is_due(run, run.config.save_strategy, run.config.save_steps):
+                save_checkpoint(run)
+    pace.write(run)
+
+
+def accumulate_gradients(run: TrainingRun) -> tuple[float, int]:
+    """Forward and backward of this rank's micro-batches.
+
+    The loss is a sum divided by the count of the *global* batch, so that the split over ranks and micro-batches does
+    not matter. DDP averages over ranks, which the factor `world_size` undoes.
+
+    Returns:
+        This rank's share of the summed loss, and its tokens.
+    """
+    step, ranks = run.state.step, run.ranks
+    micro_batches = run.batches.micro_batches(step, ranks.rank)
+    scale = ranks.world_size / len(run.batches.examples_of(step))
+    total, num_tokens = 0.0, 0
+    for i, examples in enumerate(micro_batches):
+        batch = pack(run.train_table, examples)
+        seed_dropout(run.config.seed, step, i, ranks.rank)
+        with gradients_stay_here(run.engine, is_last=i == len(micro_batches) - 1):
+            assert batch.labels is not None
+            loss: Tensor = LOSSES[run.task.problem](run.engine(batch), batch.labels)
+            (loss * scale).backward()
+        total += loss.item()
+        num_tokens += batch.num_tokens
+    return total, num_tokens
+
+
+def gradients_stay_here(engine: torch.nn.Module, *, is_last: bool) -> contextlib.AbstractContextManager[None]:
+    """Ranks exchange gradients once an update, with the last micro-batch."""
+    if is_last or not isinstance(engine, DistributedDataParallel):
+        return contextlib.nullcontext()
+    no_sync: contextlib.AbstractContextManager[None] = engine.no_sync()
+    return no_sync
+
+
+def seed_dropout(seed: int, step: int, micro_batch: int, rank: int) -> None:
+    """Make the random numbers of a micro-batch a function of its place in the run, so that resuming needs no state."""
+    state = np.random.SeedSequence([seed, step, micro_batch, rank]).generate_state(1, np.uint64)
+    torch.manual_seed(int(state[0]))
+
+
+def is_due(run: TrainingRun, strategy: str, interval: int) -> bool:
+    """Whether something is due after this step: every `interval` steps, at each epoch's end, or never ("no")."""
+    if strategy == "epoch":
+        return run.state.step % run.plan.steps_per_epoch == 0 or run.state.step == run.plan.total_steps
+    return strategy == "steps" and run.state.step % interval == 0
+
+
+def log(run: TrainingRun, entry: dict[str, Any]) -> None:
+    """Add a line to the history and to the tracker."""
+    step = run.state.step
+    entry = {**entry, "epoch": step / run.plan.steps_per_epoch, "step": step}
+    run.state.log_history.append(entry)
+    run.tracker.log(step, entry)
+
+
+def make_predictor(run: TrainingRun, request: StopRequest | None = None) -> Predictor:
+    """What evaluates the run's model as it stands."""
+    return Predictor(
+        model=run.classifier.module,
+        num_labels=run.classifier.num_labels,
+        ranks=run.ranks,
+        batch_size=run.config.per_device_eval_batch_size,
+        costs=CostModel(hidden_size=run.classifier.hidden_size),
+        should_stop=lambda: bool(request),
+    )
+
+
+def best_metric(run: TrainingRun) -> tuple[str, bool]:
+    """The metric that decides which evaluation is best, and whether more is better."""
+    name = "eval_" + (run.config.metric_for_best_model or run.task.best_metric).removeprefix("eval_")
+    greater = run.config.greater_is_better
+    return name, is_greater_better(name) if greater is None else greater
+
+
+def evaluate_if_due(run: TrainingRun, request: StopRequest) -> None:
+    """Evaluate, log, tell, and remember whether it is the best so far."""
+    interval = run.config.eval_steps or run.config.logging_steps
+    due = run.config.do_eval and is_due(run, run.config.eval_strategy, interval)
+    if not due or run.state.has_evaluated():
+        return
+    with run.record.phase("evaluation"):
+        try:
+            results = evaluate_splits(make_predictor(run, request), run.eval_tables, run.task, run.classifier)
+        except PredictionStopped:
+            stop_here(run, request)
+    log(run, results)
+    run.terminal.say(f"step {run.state.step:,}  {metric_text(results)}")
+    name, greater_is_better = best_metric(run)
+    if run.state.is_new_best(results[name], greater_is_better):
+        run.state.best_metric, run.state.best_step = results[name], run.state.step
+
+
+def metric_text(results: dict[str, Any]) -> str:
+    """The metrics of an evaluation in one line, without timings."""
+    hidden = ("runtime", "samples", "per_second")
+    shown = {k: v for k, v in results.items() if k.startswith("eval_") and not any(word in k for word in hidden)}
+    return "  ".join(f"{k.removeprefix('eval_')} {'undefined' if v is None else f'{v:.4f}'}" for k, v in shown.items())
+
+
+def stop_here(run: TrainingRun, request: StopRequest) -> NoReturn:
+    """Save and end, at the same step on every rank."""
+    save_checkpoint(run)
+    raise Stopped(run.state.step, request.signal, is_first=run.ranks.is_first)
+
+
+class Pace:
+    """Speed of training since this process began with it, other phases left out."""
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._began = time.perf_counter()
+        self._elsewhere_s = self._other_phases(run)
+        self._num_samples, self._num_tokens, self._seconds = 0, 0, 0.0
+
+    @staticmethod
+    def _other_phases(run: TrainingRun) -> float:
+        return run.record.seconds.get("evaluation", 0.0) + run.record.seconds.get("checkpoints", 0.0)
+
+    def count(self, run: TrainingRun, loss_sum: float, num_tokens: int) -> None:
+        """Take the sums of an update over all ranks.
+
+        Raises:
+            TrainingError: The loss is not finite.
+        """
+        num_examples = len(run.batches.examples_of(run.state.step))
+        if not math.isfinite(loss_sum):
+            raise _diverged(run)
+        run.state.recent_losses.append(loss_sum / num_examples)
+        self._num_samples += num_examples
+        self._num_tokens += num_tokens
+        self._seconds = time.perf_counter() - self._began - (self._other_phases(run) - self._elsewhere_s)
+
+    def note(self, run: TrainingRun) -> str:
+        """Loss and speed for the progress bar."""
+        return f"loss {run.state.recent_losses[-1]:.3f}, {self._num_samples / self._seconds:,.1f} samples/s"
+
+    def write(self, run: TrainingRun) -> None:
+        """Put the speed into the record."""
+        seconds = self._seconds or math.inf
+        run.record.seconds["training"] = self._seconds
+        run.record.throughput |= {
+            "samples": self._num_samples,
+            "tokens": self._num_tokens,
+            "samples_per_s": self._num_samples / seconds,
+            "tokens_per_s": self._num_tokens / seconds,
+        }
+
+
+def _diverged(run: TrainingRun) -> Exception:
+    if not run.ranks.is_first:
+        return PeerError("the loss is not finite")
+    rate = run.plan.schedule.at(run.state.step)
+    return TrainingError(f"the loss of step {run.state.step + 1} is not finite at a learning rate of {rate:.3g}: "
+                         "lower --learning_rate, or give --warmup_ratio 0.1")  # fmt: skip

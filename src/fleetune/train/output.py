@@ -1,0 +1,183 @@
+"""The output folder of a run: whose it is, what may be written into it, and the finished model in it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fleetune.config import RunConfig
+from fleetune.errors import OutputError
+from fleetune.report.record import RECORD_FILE, RunRecord, read_record
+from fleetune.train.checkpoint import disk_errors, list_checkpoints, step_of
+
+LOCK_FILE = ".lock"
+TENSORBOARD_FOLDER = "runs"
+
+NEUTRAL_SETTINGS = frozenset({
+    "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "processes", "threads", "ddp_timeout", "cache_dir",
+    "overwrite_cache", "report_to", "logging_steps", "save_strategy", "save_steps", "save_total_limit", "do_eval",
+    "do_predict", "test_file", "max_predict_samples", "per_device_eval_batch_size", "eval_strategy", "eval_steps",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "scale_lr",
+    "num_train_epochs", "max_steps", "warmup_steps", "warmup_ratio", "lr_scheduler_type",
+})  # fmt: skip
+"""Settings that may change when a run goes on: they do not touch the weights, or do so through `PLAN_NUMBERS`."""
+
+PLAN_NUMBERS = ("global_batch_size", "learning_rate", "lr_scheduler", "warmup_steps", "total_steps", "num_examples")
+"""Numbers of the plan that must be equal for a run to go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occupant:
+    """What an output folder holds."""
+
+    kind: str
+    """"empty", "foreign" (files of something else), "unfinished" or "finished" (a run)."""
+    record: RunRecord | None = None
+    last_checkpoint: Path | None = None
+
+
+def look_into(folder: Path) -> Occupant:
+    """Find out what an output folder holds."""
+    names = {p.name for p in folder.iterdir()} - {LOCK_FILE} if folder.is_dir() else set()
+    if not names:
+        return Occupant(kind="empty")
+    record = read_record(folder)
+    if record is None:
+        return Occupant(kind="foreign")
+    checkpoints = list_checkpoints(folder)
+    kind = "finished" if record.status == "finished" else "unfinished"
+    return Occupant(kind=kind, record=record, last_checkpoint=checkpoints[0] if checkpoints else None)
+
+
+def claim(config: RunConfig) -> Occupant:
+    """Check, before any work, that a run may write into its output folder, and make the folder.
+
+    Returns:
+        What the folder holds.
+
+    Raises:
+        OutputError: It holds something that must not be overwritten; says how to go on.
+    """
+    folder = config.output_dir
+    assert folder is not None
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"--output_dir {folder}: a file of that name is in the way")
+    occupant = look_into(folder)
+    if not config.overwrite_output_dir:
+        _refuse_occupied(config, folder, occupant)
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return occupant
+
+
+def _refuse_occupied(config: RunConfig, folder: Path, occupant: Occupant) -> None:
+    if occupant.kind == "foreign":
+        raise OutputError(f"--output_dir {folder}: the folder is not empty and holds no run of fleetune: choose another, "
+                          "or give --overwrite_output_dir to write into it")  # fmt: skip
+    if occupant.kind == "finished":
+        raise OutputError(f"--output_dir {folder}: the folder holds a finished run: choose another, or give "
+                          "--overwrite_output_dir to replace it")  # fmt: skip
+    if occupant.kind == "unfinished" and config.resume_from_checkpoint is None:
+        assert occupant.record is not None
+        changed = differences(occupant.record.config, config.to_dict())
+        raise OutputError(_offer(folder, occupant, changed))
+
+
+def _offer(folder: Path, occupant: Occupant, changed: list[str]) -> str:
+    anew = "give --overwrite_output_dir to start anew"
+    if changed:
+        lines = "".join(f"\n  {line}" for line in changed)
+        return f"--output_dir {folder}: the folder holds an unfinished run with other settings:{lines}\nChoose another, or {anew}"
+    if occupant.last_checkpoint is None:
+        return f"--output_dir {folder}: the folder holds an unfinished run without a checkpoint: {anew}"
+    step = step_of(occupant.last_checkpoint)
+    assert occupant.record is not None
+    total = occupant.record.plan.get("total_steps", "?")
+    return (f"--output_dir {folder}: the folder holds an unfinished run of these settings, saved at step {step} of {total}: "
+            f"give --resume_from_checkpoint to go on, or {anew.removeprefix('give ')}")  # fmt: skip
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Settings that would make another run, one line each."""
+    return [
+        f"--{name} was {before.get(name)!r}, is {now.get(name)!r}"
+        for name in now
+        if name not in NEUTRAL_SETTINGS and before.get(name) != now.get(name)
+    ]
+
+
+def plan_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Numbers of the plan that would make another run, one line each."""
+    return [f"{name} was {before.get(name)}, is {now[name]}" for name in PLAN_NUMBERS if before.get(name) != now[name]]
+
+
+def lock(folder: Path) -> Callable[[], None]:
+    """Keep other runs out of a folder until the returned function is called or the process ends.
+
+    Raises:
+        OutputError: Another run is writing there.
+    """
+    with disk_errors(folder):
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise OutputError(f"--output_dir {folder}: another run is writing into it") from None
+
+    def release() -> None:
+        (folder / LOCK_FILE).unlink(missing_ok=True)
+        os.close(descriptor)
+
+    return release
+
+
+def clear_earlier_run(folder: Path) -> None:
+    """Remove what an earlier run would leave beside a new one and mislead a reader: checkpoints, logs, results."""
+    for checkpoint in list_checkpoints(folder):
+        shutil.rmtree(checkpoint)
+    shutil.rmtree(folder / TENSORBOARD_FOLDER, ignore_errors=True)
+    stale = ("*_results.json", "trainer_state.json", "predictions_*.jsonl", "predict_results_*.txt", RECORD_FILE)
+    for pattern in stale:
+        for path in folder.glob(pattern):
+            path.unlink()
+
+
+def write_files(folder: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary folder, then move its files into place, so that no file is ever half written.
+
+    Raises:
+        OutputError: The disk is full or cannot be written.
+    """
+    unfinished = folder / ".final.writing"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    with disk_errors(folder, unfinished):
+        unfinished.mkdir()
+        write(unfinished)
+        for path in sorted(unfinished.iterdir()):
+            os.replace(path, folder / path.name)
+        unfinished.rmdir()
+
+
+def check_room(folder: Path, model_bytes: int, num_checkpoints: int) -> None:
+    """Refuse to start a run whose checkpoints and model will not fit on the disk.
+
+    Args:
+        folder: The output folder.
+        model_bytes: Size of the weights; AdamW's two moments are twice that.
+        num_checkpoints: How many checkpoints lie there at the same time, the one being written too.
+
+    Raises:
+        OutputError: Says how much is needed and how much is there.
+    """
+    needed = model_bytes * (1 + 3 * num_checkpoints)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OutputError(f"--output_dir {folder}: the disk has {free / 1e6:,.0f} MB free, the model and {num_checkpoints} "
+                          f"checkpoints need {needed / 1e6:,.0f} MB: free some room, lower --save_total_limit, or give "
+                          "--save_strategy no")  # fmt: skip

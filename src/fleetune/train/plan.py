@@ -1,0 +1,103 @@
+"""What a training run will do, worked out once before it starts: batch sizes, steps, learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fleetune.config import RunConfig
+from fleetune.train.schedule import Schedule
+
+_LR_SCALES: dict[str, Callable[[int], float]] = {"linear": float, "sqrt": math.sqrt, "none": lambda world_size: 1.0}
+"""Policy -> factor on the learning rate for a number of processes (linear: Goyal et al. 2017)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainPlan:
+    """The resolved numbers of a training run."""
+
+    processes: int
+    threads: int
+    """Threads of each process."""
+    micro_batch_size: int
+    """Examples a process contributes to a micro-batch, on average."""
+    accumulation: int
+    """Micro-batches of one update."""
+    num_examples: int
+    num_tokens: int
+    """Tokens of one epoch."""
+    longest: int
+    """Tokens of the longest example."""
+    epochs: float
+    steps_per_epoch: int
+    total_steps: int
+    warmup_steps: int
+    lr_scheduler: str
+    base_learning_rate: float
+    scale_lr: str
+    learning_rate: float
+    """Peak learning rate after scaling."""
+    unpadded: bool
+    """Whether the model runs through the flat forward."""
+
+    @property
+    def global_batch_size(self) -> int:
+        """Examples of one update, over all processes."""
+        return self.processes * self.micro_batch_size * self.accumulation
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(
+            name=self.lr_scheduler,
+            peak=self.learning_rate,
+            warmup_steps=self.warmup_steps,
+            total_steps=self.total_steps,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "global_batch_size": self.global_batch_size}
+
+    def lines(self) -> list[str]:
+        """The plan as text, a line for each thing to know before it starts."""
+        batch = f"{self.global_batch_size} examples = {self.processes} processes x {self.micro_batch_size}"
+        if self.accumulation > 1:
+            batch += f" x {self.accumulation} accumulation steps"
+        scaled = f" = {self.base_learning_rate:g} x {self.processes} processes, --scale_lr {self.scale_lr}"
+        return [
+            f"ranks          {self.processes} process(es) x {self.threads} thread(s)",
+            f"data           {self.num_examples:,} examples, {self.num_tokens:,} tokens, longest {self.longest}",
+            f"global batch   {batch}",
+            f"learning rate  {self.learning_rate:g}" + (scaled if self.processes > 1 else "")
+            + f", {self.lr_scheduler}, {self.warmup_steps} warm-up steps",
+            f"steps          {self.total_steps:,} ({self.epochs:g} epochs of {self.steps_per_epoch:,})",
+            f"batches        {'flat, no padding' if self.unpadded else 'padded to the longest: the slower way'}",
+        ]  # fmt: skip
+
+
+def make_plan(
+    config: RunConfig, *, processes: int, threads: int, num_examples: int, num_tokens: int, longest: int, unpadded: bool
+) -> TrainPlan:
+    """Resolve a run's settings against its data and its processes."""
+    global_batch = processes * config.per_device_train_batch_size * config.gradient_accumulation_steps
+    steps_per_epoch = -(-num_examples // global_batch)
+    total_steps = config.max_steps or math.ceil(config.num_train_epochs * steps_per_epoch)
+    return TrainPlan(
+        processes=processes,
+        threads=threads,
+        micro_batch_size=config.per_device_train_batch_size,
+        accumulation=config.gradient_accumulation_steps,
+        num_examples=num_examples,
+        num_tokens=num_tokens,
+        longest=longest,
+        epochs=total_steps / steps_per_epoch,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total_steps,
+        warmup_steps=config.warmup_steps or math.ceil(config.warmup_ratio * total_steps),
+        lr_scheduler=config.lr_scheduler_type,
+        base_learning_rate=config.learning_rate,
+        scale_lr=config.scale_lr,
+        learning_rate=config.learning_rate * _LR_SCALES[config.scale_lr](processes),
+        unpadded=unpadded,
+    )

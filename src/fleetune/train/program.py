@@ -1,0 +1,216 @@
+"""The program of a training run: from settings to a finished output folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from fleetune.cluster.rank import RankInfo, read_rank
+from fleetune.cluster.start import start_ranks
+from fleetune.comm.ranks import Ranks, joined_ranks
+from fleetune.config import RunConfig, settings_file
+from fleetune.config.run import check_train
+from fleetune.data.dataset import TaskData, prepare_data
+from fleetune.data.tokens import TokenTable
+from fleetune.errors import LaunchError
+from fleetune.hardware.host import choose_threads, read_host, usable_cores
+from fleetune.hardware.versions import read_versions
+from fleetune.model.load import Classifier, check_tokenizer_fits, load_classifier, load_model_config, load_tokenizer
+from fleetune.report.record import RunRecord, read_record
+from fleetune.report.terminal import Terminal, open_terminal
+from fleetune.train.finish import finish
+from fleetune.train.interrupt import Stopped
+from fleetune.train.loop import train
+from fleetune.train.optim import make_optimizer
+from fleetune.train.output import TENSORBOARD_FOLDER, check_room, claim, clear_earlier_run, lock
+from fleetune.train.plan import make_plan
+from fleetune.train.run import TrainingRun, make_batches, make_engine
+from fleetune.train.saving import resume
+from fleetune.train.state import TrainState
+from fleetune.train.tracker import open_tracker
+
+
+def finetune(config: RunConfig) -> RunRecord:
+    """Fine-tune a model as the settings say, on one or several processes of this machine.
+
+    Under an outer launcher (torchrun, mpirun, srun) this process is one rank, and all of them call this function.
+
+    Returns:
+        The run's record, also in `record.json` of the output folder.
+
+    Raises:
+        FleetuneError: The settings, the data, the model or the output folder cannot be used; see `fleetune.errors`.
+        Stopped: A signal asked the run to stop; it has been saved.
+    """
+    check_train(config)
+    with settings_file(config) as path:
+        status = start_ranks(["train", "--config", str(path)], processes=config.processes, threads=config.threads)
+    if status is None:
+        return run_rank(config, read_rank(os.environ))
+    assert config.output_dir is not None
+    record = read_record(config.output_dir)
+    if status != 0 or record is None:
+        raise LaunchError(f"the ranks ended with exit status {status}")
+    return record
+
+
+def run_rank(config: RunConfig, info: RankInfo | None) -> RunRecord:
+    """One rank of a training run, start to finish."""
+    threads = set_threads(config, info)
+    with joined_ranks(info, config.ddp_timeout) as ranks, open_output(config, ranks) as record:
+        terminal = open_terminal(ranks.is_first)
+        run = prepare(config, ranks, threads, record, terminal)
+        for line in run.plan.lines():
+            terminal.say(line)
+        resume(run)
+        with tracked(run):
+            train(run)
+            finish(run)
+    return record
+
+
+def set_threads(config: RunConfig, info: RankInfo | None) -> int:
+    """Set how many threads this rank computes with."""
+    local_world_size = 1 if info is None else info.local_world_size
+    threads, notice = choose_threads(os.environ, usable_cores(), local_world_size, config.threads)
+    if notice and (info is None or info.rank == 0):
+        print(notice, flush=True)
+    torch.set_num_threads(threads)
+    return threads
+
+
+@contextmanager
+def open_output(config: RunConfig, ranks: Ranks) -> Iterator[RunRecord]:
+    """Claim the output folder for the time of the run, and make the record that will be written into it."""
+    assert config.output_dir is not None
+    record = RunRecord(
+        config=config.to_dict(), versions=read_versions(), host=dataclasses.asdict(read_host())
+    )  # fmt: skip
+    release: list[Callable[[], None]] = []
+
+    def take() -> None:
+        claim(config)
+        assert config.output_dir is not None
+        release.append(lock(config.output_dir))
+
+    ranks.on_first(take)
+    try:
+        yield record
+    finally:
+        for give_back in release:
+            give_back()
+
+
+def prepare(
+    config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, terminal: Terminal
+) -> TrainingRun:  # fmt: skip
+    """Load model and data, make the plan, and put the run together; only after all of it is an old run cleared."""
+    with record.phase("model"):
+        model_config = load_model_config(config)
+        tokenizer = load_tokenizer(config)
+        config = config.replace(max_seq_length=check_tokenizer_fits(tokenizer, model_config, config.max_seq_length))
+    with record.phase("data"):
+        data = load_data(config, tokenizer, ranks, terminal)
+    with record.phase("model"):
+        classifier = load_classifier(config, model_config, data.task, tokenizer.pad_token_id or 0)
+    tables = {name: with_model_labels(table, classifier) for name, table in data.splits.items()}
+    train_table = tables["train"]
+    plan = make_plan(
+        config, processes=ranks.world_size, threads=threads, num_examples=len(train_table),
+        num_tokens=train_table.num_tokens, longest=int(train_table.lengths.max()), unpadded=classifier.unpadded,
+    )  # fmt: skip
+    for notice in (*data.notices, *classifier.notices):
+        terminal.say(notice)
+    record.plan, record.task = plan.to_dict(), dataclasses.asdict(data.task)
+    record.notices += [*data.notices, *classifier.notices]
+    record.bad_rows = {name: bad_rows_of(table) for name, table in data.splits.items() if table.num_bad_rows}
+    record.throughput |= padding_avoided(train_table, config.max_seq_length)
+    ranks.on_first(lambda: make_room(config, classifier, record))
+    engine = make_engine(classifier.module, train_table, ranks)
+    return TrainingRun(
+        config=config,
+        plan=plan,
+        ranks=ranks,
+        task=data.task,
+        train_table=train_table,
+        eval_tables={n: t for n, t in tables.items() if n.startswith("validation")},
+        test_tables={n: t for n, t in tables.items() if n.startswith("test")},
+        tokenizer=tokenizer,
+        classifier=classifier,
+        engine=engine,
+        optimizer=make_optimizer(classifier.hugging_face, config),
+        batches=make_batches(train_table, plan, config.seed, classifier.hidden_size),
+        state=TrainState(),
+        record=record,
+        terminal=terminal,
+    )
+
+
+def load_data(config: RunConfig, tokenizer: Any, ranks: Ranks, terminal: Terminal) -> TaskData:
+    """The task's splits as token tables: the first rank makes them or finds them in the cache, all open them."""
+    wanted = ["train", *(["validation"] if config.do_eval else []), *(["test"] if config.do_predict else [])]
+
+    def make() -> Any:
+        with terminal.bar("tokenising", None, "rows") as bar:
+            data = prepare_data(config, tokenizer, splits=wanted, progress=lambda done, total: bar.move_to(done))
+        return data.to_json()
+
+    return TaskData.from_json(ranks.on_first(make))
+
+
+def with_model_labels(table: TokenTable, classifier: Classifier) -> TokenTable:
+    """The split with its labels as the model's class ids."""
+    if table.labels is None:
+        return table
+    return dataclasses.replace(table, labels=classifier.labels_to_model(table.labels))
+
+
+def bad_rows_of(table: TokenTable) -> dict[str, Any]:
+    """The rows of a split that were left out, for the record."""
+    return {"count": table.num_bad_rows, "first": [dataclasses.asdict(row) for row in table.bad_rows]}
+
+
+def padding_avoided(table: TokenTable, max_seq_length: int) -> dict[str, float]:
+    """What padding every example to the maximum length would have added, as a share of the padded tokens."""
+    padded = len(table) * max_seq_length
+    return {"padding_avoided": 1.0 - table.num_tokens / padded}
+
+
+def make_room(config: RunConfig, classifier: Classifier, record: RunRecord) -> None:
+    """Last checks of the output folder, then the first write into it."""
+    assert config.output_dir is not None
+    model_bytes = sum(p.numel() * p.element_size() for p in classifier.hugging_face.parameters())
+    kept = 0 if config.save_strategy == "no" else (config.save_total_limit or 1) + 1
+    check_room(config.output_dir, model_bytes, kept)
+    if config.overwrite_output_dir and config.resume_from_checkpoint is None:
+        clear_earlier_run(config.output_dir)
+    record.write(config.output_dir)
+
+
+@contextmanager
+def tracked(run: TrainingRun) -> Iterator[None]:
+    """Open the tracker, and keep the record on disk true to what happens to the run."""
+    folder, outcome = run.config.output_dir, "failed"
+    assert folder is not None
+    run.tracker = open_tracker(
+        run.config.report_to,
+        folder / TENSORBOARD_FOLDER,
+        is_first=run.ranks.is_first,
+        resumed_at=run.record.resumed_at_step,
+    )
+    try:
+        yield
+        outcome = "finished"
+    except Stopped:
+        outcome = "interrupted"
+        raise
+    finally:
+        run.tracker.close()
+        run.record.status, run.record.step = outcome, run.state.step  # type: ignore[assignment]
+        if run.ranks.is_first:
+            run.record.write(folder)

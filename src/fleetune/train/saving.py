@@ -1,0 +1,158 @@
+"""Checkpoints of a run: what goes into one, when, and how a run goes on from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from fleetune.errors import CheckpointError
+from fleetune.report.record import write_json
+from fleetune.train.checkpoint import (
+    checkpoint_folder,
+    newest_intact,
+    prune_checkpoints,
+    step_of,
+    verify_checkpoint,
+    write_checkpoint,
+)
+from fleetune.train.optim import state_tensors
+from fleetune.train.output import differences, plan_differences
+from fleetune.train.plan import TrainPlan
+from fleetune.train.run import TrainingRun
+from fleetune.train.state import TrainState
+
+OPTIMIZER_FILE, RUN_STATE_FILE, TRAINER_STATE_FILE = "optimizer.safetensors", "run_state.json", "trainer_state.json"
+
+
+def save_checkpoint(run: TrainingRun) -> None:
+    """Write the checkpoint of the current step on the first rank while the others wait, and remove old ones."""
+    output_dir = run.config.output_dir
+    assert output_dir is not None
+
+    def save() -> None:
+        with run.record.phase("checkpoints"):
+            write_checkpoint(checkpoint_folder(output_dir, run.state.step), lambda folder: _write(run, folder))
+            best = run.state.best_step
+            prune_checkpoints(
+                output_dir, run.config.save_total_limit, None if best is None else checkpoint_folder(output_dir, best)
+            )
+
+    run.ranks.on_first(save)
+
+
+def _write(run: TrainingRun, folder: Path) -> None:
+    run.classifier.hugging_face.save_pretrained(folder)
+    run.tokenizer.save_pretrained(folder)
+    save_file(state_tensors(run.classifier.hugging_face, run.optimizer), folder / OPTIMIZER_FILE)
+    write_json(folder / RUN_STATE_FILE, {
+        "state": run.state.to_dict(),
+        "plan": run.plan.to_dict(),
+        "config": run.config.to_dict(),
+        "random_numbers": "drawn anew for each micro-batch from (seed, step, micro-batch, rank)",
+    })  # fmt: skip
+    write_json(folder / TRAINER_STATE_FILE, trainer_state(run.state, run.plan, run.config.output_dir))
+
+
+def trainer_state(state: TrainState, plan: TrainPlan, output_dir: Path | None) -> dict[str, Any]:
+    """The state in the layout that `transformers.TrainerState.load_from_json` reads."""
+    best = (
+        None if state.best_step is None or output_dir is None else str(checkpoint_folder(output_dir, state.best_step))
+    )
+    return {
+        "best_global_step": state.best_step,
+        "best_metric": state.best_metric,
+        "best_model_checkpoint": best,
+        "epoch": state.step / plan.steps_per_epoch,
+        "global_step": state.step,
+        "log_history": state.log_history,
+        "max_steps": plan.total_steps,
+        "num_train_epochs": plan.epochs,
+        "train_batch_size": plan.micro_batch_size,
+    }
+
+
+def resume(run: TrainingRun) -> None:
+    """Go on from a checkpoint where the settings ask for it: every rank has the same weights and state afterwards.
+
+    Raises:
+        CheckpointError: The checkpoint is torn, or of a run with other settings; lists the differences.
+    """
+    if run.config.resume_from_checkpoint is None:
+        return
+    found = run.ranks.on_first(lambda: _read_into(run))
+    if found is None:
+        run.terminal.say("no checkpoint yet: starting from the beginning")
+        return
+    for name, value in found.items():
+        setattr(run.state, name, value)
+    model = run.classifier.hugging_face
+    run.ranks.broadcast(p.data for p in model.parameters())
+    run.ranks.broadcast(state_tensors(model, run.optimizer).values())
+    run.record.resumed_at_step = run.state.step
+
+
+def _read_into(run: TrainingRun) -> dict[str, Any] | None:
+    """Fill the first rank's weights and optimizer from the checkpoint; its state, or None without a checkpoint."""
+    folder = _chosen(run)
+    if folder is None:
+        return None
+    told = json.loads((folder / RUN_STATE_FILE).read_text())
+    changed = differences(told["config"], run.config.to_dict())
+    changed += plan_differences(told["plan"], run.plan.to_dict())
+    if changed:
+        raise CheckpointError(f"{folder}: the checkpoint is of a run with other settings:\n  " + "\n  ".join(changed))
+    if told["plan"]["processes"] != run.plan.processes or told["plan"]["threads"] != run.plan.threads:
+        run.terminal.say("the checkpoint was made by other ranks or threads: the run goes on, not bit for bit the same")
+    load_weights(run, folder)
+    saved = load_file(folder / OPTIMIZER_FILE)
+    own = state_tensors(run.classifier.hugging_face, run.optimizer)
+    if saved.keys() != own.keys():
+        raise CheckpointError(f"{folder}: {OPTIMIZER_FILE} is of another model")
+    for name, tensor in own.items():
+        tensor.copy_(saved[name])
+    run.terminal.say(f"going on from {folder} at step {told['state']['step']} of {run.plan.total_steps}")
+    state: dict[str, Any] = told["state"]
+    return state
+
+
+def _chosen(run: TrainingRun) -> Path | None:
+    wanted, output_dir = run.config.resume_from_checkpoint, run.config.output_dir
+    assert wanted is not None
+    assert output_dir is not None
+    if wanted == "auto":
+        return newest_intact(output_dir, run.terminal.say)
+    folder = Path(wanted).expanduser()
+    if not folder.is_dir():
+        raise CheckpointError(f"--resume_from_checkpoint {wanted}: there is no such folder")
+    step_of(folder)
+    verify_checkpoint(folder)
+    return folder
+
+
+def load_weights(run: TrainingRun, folder: Path) -> None:
+    """Overwrite this rank's weights with those of a checkpoint.
+
+    Raises:
+        CheckpointError: The file is of another model.
+    """
+    own = run.classifier.hugging_face.state_dict()
+    saved = load_file(folder / "model.safetensors")
+    if saved.keys() != own.keys() or any(saved[n].shape != own[n].shape for n in own):
+        raise CheckpointError(f"{folder}: the weights are of another model")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])
+
+
+def load_best(run: TrainingRun) -> None:
+    """Give every rank the weights of the best evaluation."""
+    best, output_dir = run.state.best_step, run.config.output_dir
+    if best is None or best == run.state.step:
+        return
+    assert output_dir is not None
+    run.ranks.on_first(lambda: load_weights(run, checkpoint_folder(output_dir, best)))
+    run.ranks.broadcast(p.data for p in run.classifier.hugging_face.parameters())
