@@ -137,9 +137,11 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
 
     yield start
     for run in runs:
-        if run.process.poll() is None:
-            run.process.kill()
-        run.process.communicate()
+        run.process.kill()
+        for note in (*tmp_path.glob("pid.*"), *tmp_path.glob("helper.*")):  # what a failed test left running
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(note.read_text()), signal.SIGKILL)
+        run.process.communicate(timeout=TIMEOUT_S)
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

@@ -53,7 +53,7 @@ def test_a_column_asked_for_that_is_missing(write: Write) -> None:
 def test_no_label_and_no_text(write: Write) -> None:
     with pytest.raises(DataError, match=r"no column 'label': the columns are 'text', 'stars'.*--label_column_name"):
         choose_columns(source_with(write, "text", "stars"))
-    with pytest.raises(DataError, match="no text column among 'id', 'label'.*--text_column_names"):
+    with pytest.raises(DataError, match=r"no text column among 'id', 'label'.*--text_column_names"):
         choose_columns(source_with(write, "id", "label"))
 
 
@@ -73,7 +73,7 @@ def test_a_label_column_of_any_layout_comes_before_none(write: Write) -> None:
 def test_test_files_may_lack_the_label_and_others_may_not(write: Write) -> None:
     source = source_with(write, "index", "#1 String", "#2 String")
     assert match_layout(source, find_task("mrpc").layouts, label_optional=True).label is None
-    with pytest.raises(DataError, match="no column 'Quality': the columns are 'index', '#1 String', '#2 String'"):
+    with pytest.raises(DataError, match=r"no column 'Quality': the columns are 'index', '#1 String', '#2 String'"):
         match_layout(source, find_task("mrpc").layouts, label_optional=False)
 
 

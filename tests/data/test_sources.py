@@ -69,6 +69,10 @@ class TestCsv:
         assert "not valid CSV" in problems(path, "text")[2]
         assert good_rows(path, "text") == [(3, ("fine",))]
 
+    def test_line_ends_of_another_age(self, write: Write) -> None:
+        with pytest.raises(DataError, match="row 1: a carriage return stands alone"):
+            open_source(write("a.csv", "text,label\ra,1\r"))
+
     def test_too_many_cells(self, write: Write) -> None:
         told = problems(write("a.csv", "text,label\nyes, no,1\n"), "text")
         assert told[2].startswith("3 cells where the header has 2")
@@ -134,7 +138,7 @@ def test_an_empty_file(write: Write, suffix: str) -> None:
 @pytest.mark.parametrize(("name", "content"), [("a.tsv", "text\tlabel\n"), ("a.csv", "text,label\n\n")])
 def test_a_header_without_rows(write: Write, name: str, content: str) -> None:
     with pytest.raises(DataError, match="a header and no rows"):
-        open_source(write(name, content))
+        rows_of(write(name, content), ["text"])
 
 
 @pytest.mark.parametrize(("name", "content"), [("a.tsv", "text\ttext\na\tb\n"), ("a.csv", "text,text\na,b\n")])

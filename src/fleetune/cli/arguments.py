@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fleetune.config import RunConfig, config_from_mapping, read_config_file, to_toml
 from fleetune.config.load import FIELD_NAMES
-from fleetune.config.names import ALIASES, RETIRED
+from fleetune.config.names import ALIASES, RETIRED, canonical
 from fleetune.config.run import GROUPS
 from fleetune.config.values import choices, field_types, is_boolean, nearest
 from fleetune.errors import ConfigError
@@ -25,8 +25,6 @@ class Parsed:
     """Lines to say: retired words and what happens instead."""
     extra: dict[str, Any]
     """Arguments of the command itself."""
-    given: frozenset[str]
-    """Names of the settings that were given, by flag or file."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -39,12 +37,15 @@ def make_parser(command: str, description: str, fields: Collection[str] = FIELD_
 
     All values stay text: `RunConfig` converts and checks them, the same for flags, files and Python.
     """
-    parser = _Parser(prog=f"fleetune {command}", description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS,
-                     formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110))  # fmt: skip
-    parser.add_argument("--config", metavar="FILE", help="TOML, YAML or JSON file with settings; flags come before it")
-    parser.add_argument(
-        "--print_config", "--print-config", action="store_true", help="print the resolved settings and end"
+    parser = _Parser(
+        prog=f"fleetune {command}",
+        description=description,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
     )
+    parser.add_argument("--config", metavar="FILE", help="TOML, YAML or JSON file with settings; flags go before it")
+    parser.add_argument(*_spellings("print_config"), action="store_true", help="print the resolved settings and end")
     types = field_types(RunConfig)
     groups = {name: parser.add_argument_group(name) for name in GROUPS}
     for field in dataclasses.fields(RunConfig):
@@ -57,37 +58,46 @@ def make_parser(command: str, description: str, fields: Collection[str] = FIELD_
 
 
 def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], kind: Any) -> None:
-    words = [alias for alias, name in ALIASES.items() if name == field.name]
+    aliases = [alias for alias, name in ALIASES.items() if name == field.name]
     options: dict[str, Any] = {"metavar": "|".join(choices(kind)) or field.name.rsplit("_", 1)[-1].upper()}
     if is_boolean(kind):
         options = {"metavar": "true|false", "nargs": "?", "const": "true"}
     if field.name == "resume_from_checkpoint":
         options |= {"nargs": "?", "const": "auto"}
-    default = (
-        ""
-        if field.default is None
-        else f" (default: {str(field.default).lower() if is_boolean(kind) else field.default})"
-    )
-    also = f"; also --{', --'.join(words)}" if words else ""
-    group.add_argument(
-        f"--{field.name}", dest=field.name, help=(field.metadata["help"] + default + also).replace("%", "%%"), **options
-    )
-    hidden = [s for word in (field.name, *words) for s in _spellings(word) if s != f"--{field.name}"]
-    for spelling in hidden:
+    shown = f"--{field.name}"
+    group.add_argument(shown, dest=field.name, help=_help(field, aliases), **options)
+    for spelling in (s for word in (field.name, *aliases) for s in _spellings(word) if s != shown):
         group.add_argument(spelling, dest=f"{field.name} {spelling}", help=argparse.SUPPRESS, **options)
+
+
+def _help(field: dataclasses.Field[Any], aliases: list[str]) -> str:
+    default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+    text = field.metadata["help"] + ("" if default is None else f" (default: {default})")
+    text += f"; also --{', --'.join(aliases)}" if aliases else ""
+    return str(text).replace("%", "%%")
 
 
 def _spellings(word: str) -> list[str]:
     return list(dict.fromkeys((f"--{word}", f"--{word.replace('_', '-')}")))
 
 
-def parse(parser: argparse.ArgumentParser, words: Sequence[str], extra: Sequence[str] = ()) -> Parsed:
+Base = Callable[[dict[str, Any], frozenset[str]], Mapping[str, Any]]
+"""(the command's own arguments, names of the settings that were given) -> settings to start from."""
+
+
+def parse(
+    parser: argparse.ArgumentParser,
+    words: Sequence[str],
+    extra: Sequence[str] = (),
+    base: Base = lambda extra, given: {},
+) -> Parsed:
     """Understand a command line.
 
     Args:
         parser: Of `make_parser`, with the command's own arguments added.
         words: The command line after the command.
         extra: Names of the command's own arguments.
+        base: Settings below those of the file and the flags, as those of the run that is evaluated.
 
     Raises:
         ConfigError: Lists every unknown flag and every value that cannot be used.
@@ -98,16 +108,21 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str], extra: Sequence
     file = values.pop("config", None)
     wants_print = values.pop("print_config", False)
     layers = [read_config_file(Path(file))] if file is not None else []
-    layers.append(_by_spelling(values) | {word.split("=", 1)[0]: "" for word in unknown if word.startswith("--")})
-    stray = [word for word in unknown if not word.startswith("-")]
-    if stray and not any(word.startswith("--") for word in unknown):
-        raise ConfigError(f"{' '.join(stray)}: not understood{nearest(stray[0], FIELD_NAMES)}; settings begin with --")
-    config, notices = config_from_mapping(*layers)
+    layers.append(_by_spelling(values) | _unknown_settings(unknown))
+    given = frozenset(canonical(name) for layer in layers for name in layer)
+    config, notices = config_from_mapping(base(own, given), *layers)
     if wants_print:
         print(to_toml(config), end="")
         raise SystemExit(0)
-    given = frozenset(name for layer in layers for name in layer)
-    return Parsed(config=config, notices=notices, extra=own, given=given)
+    return Parsed(config=config, notices=notices, extra=own)
+
+
+def _unknown_settings(words: list[str]) -> dict[str, str]:
+    """Words that no flag took: with dashes they are reported as settings, else refused here."""
+    settings = {word.split("=", 1)[0]: "" for word in words if word.startswith("--")}
+    if words and not settings:
+        raise ConfigError(f"{' '.join(words)}: not understood{nearest(words[0], FIELD_NAMES)}; settings begin with --")
+    return settings
 
 
 def _by_spelling(values: dict[str, Any]) -> dict[str, Any]:

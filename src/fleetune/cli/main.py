@@ -75,7 +75,8 @@ def guarded(command: str, words: list[str]) -> int:
         print(f"error{_rank_words()}: {error}", file=sys.stderr, flush=True)
         return error.exit_status
     except KeyboardInterrupt:
-        print("\ninterrupted before training began: nothing was saved", file=sys.stderr, flush=True)
+        if not _rank_words():
+            print("\ninterrupted: nothing was saved", file=sys.stderr, flush=True)
         return 130
     except BrokenPipeError:  # the reader of our output went away, as in `fleetune ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -38,7 +38,7 @@ def coerce(value: Any, kind: Any, limits: dict[str, float | None]) -> Any:
         if optional:
             return None
         raise BadValue("a value is needed")
-    if optional and value in (-1, "-1"):  # the TrainingArguments spelling of "not set"
+    if optional and kind is int and value in (-1, "-1"):  # the TrainingArguments spelling of "not set"
         return None
     converted = _CONVERTERS[get_origin(kind) or kind](value, kind)
     _check_limits(converted, limits)

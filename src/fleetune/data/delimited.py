@@ -8,6 +8,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from fleetune.data.rows import (
+    NumberedCells,
     Row,
     Source,
     count_lines,
@@ -17,8 +18,6 @@ from fleetune.data.rows import (
 )
 from fleetune.data.text_encoding import read_lines
 from fleetune.errors import DataError
-
-Numbered = Iterator[tuple[int, list[str]]]
 
 
 class TsvFile(Source):
@@ -30,7 +29,7 @@ class TsvFile(Source):
         header: Names for the columns of a file without a header line; None: the first line is the header.
 
     Raises:
-        DataError: The file is empty, holds a header only, or names a column twice.
+        DataError: The file is empty, or names a column twice.
     """
 
     def __init__(self, path: Path, encoding: str | None = None, header: Sequence[str] | None = None) -> None:
@@ -40,7 +39,6 @@ class TsvFile(Source):
         self.columns = tuple(first if header is None else header)
         if self._has_header:
             refuse_duplicate_columns(self.columns, self.name)
-            _refuse_header_only(self._cells(), path)
 
     def fits_header(self, header: Sequence[str]) -> bool:
         """Whether the first line has as many cells as these names."""
@@ -51,11 +49,15 @@ class TsvFile(Source):
         return TsvFile(self._path, self._encoding, header)
 
     def rows(self, columns: Sequence[str]) -> Iterator[Row]:
-        """Stream every row; see `Source.rows`."""
+        """Stream every row; see `Source.rows`.
+
+        Raises:
+            DataError: There is none below the header.
+        """
         numbered = without_trailing_blanks(self._cells())
         if self._has_header:
             next(numbered)
-        return _rows(numbered, self.columns, columns, "a tab inside a text, or a missing one?")
+        return _rows(numbered, self, columns, "a tab inside a text, or a missing one?")
 
     def digest(self) -> str:
         """See `Source.digest`."""
@@ -65,7 +67,7 @@ class TsvFile(Source):
         """Lines without the header: a close estimate (blank lines at the end are counted)."""
         return count_lines(self._path) - self._has_header
 
-    def _cells(self) -> Numbered:
+    def _cells(self) -> NumberedCells:
         for number, line in enumerate(read_lines(self._path, self._encoding), start=1):
             yield number, line.split("\t") if line else []
 
@@ -78,7 +80,7 @@ class CsvFile(Source):
         encoding: A Python codec name; None: UTF-8, or what the byte-order mark says.
 
     Raises:
-        DataError: The file is empty, holds a header only, or names a column twice.
+        DataError: The file is empty, or names a column twice.
     """
 
     def __init__(self, path: Path, encoding: str | None = None) -> None:
@@ -86,13 +88,16 @@ class CsvFile(Source):
         self._path, self._encoding = path, encoding
         self.columns = tuple(_first_cells(self._records(), path))
         refuse_duplicate_columns(self.columns, self.name)
-        _refuse_header_only(self._records(), path)
 
     def rows(self, columns: Sequence[str]) -> Iterator[Row]:
-        """Stream every row; see `Source.rows`."""
+        """Stream every row; see `Source.rows`.
+
+        Raises:
+            DataError: There is none below the header.
+        """
         numbered = without_trailing_blanks(self._records())
         next(numbered)
-        return _rows(numbered, self.columns, columns, "a comma in a text needs quotes around it")
+        return _rows(numbered, self, columns, "a comma in a text needs quotes around it")
 
     def digest(self) -> str:
         """See `Source.digest`."""
@@ -102,7 +107,7 @@ class CsvFile(Source):
         """Not known: a quoted cell may hold line ends."""
         return None
 
-    def _records(self) -> Iterator[tuple[int, list[str]]]:
+    def _records(self) -> NumberedCells:
         lines = (line + "\n" for line in read_lines(self._path, self._encoding))
         reader = csv.reader(lines, strict=True)
         while True:
@@ -113,51 +118,41 @@ class CsvFile(Source):
                 return
             except csv.Error as error:
                 # The reader starts afresh with the next line, so one torn row does not cost the rest.
-                yield number, _Torn(_csv_problem(error))
-
-
-class _Torn(list[str]):
-    """In place of the cells of a record that is not valid CSV."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__([""])
-        self.problem = problem
+                yield number, _csv_problem(error)
 
 
 def _csv_problem(error: csv.Error) -> str:
     text = str(error)
     if "unexpected end of data" in text or "field limit" in text:
         return "a quote that starts a cell here is never closed (a quote inside a cell is written twice)"
+    if "new-line" in text:
+        return "a carriage return stands alone in a cell without quotes (lines end with LF or CRLF)"
     return f"not valid CSV: {text} (a quote inside a quoted cell is written twice)"
 
 
-def _first_cells(numbered: Numbered, path: Path) -> list[str]:
+def _first_cells(numbered: NumberedCells, path: Path) -> list[str]:
     for number, cells in numbered:
-        if isinstance(cells, _Torn):
-            raise DataError(cells.problem, file=path, row=number)
+        if isinstance(cells, str):
+            raise DataError(cells, file=path, row=number)
         if not cells:
             raise DataError("the first line is blank: it should name the columns", file=path, row=number)
         return cells
     raise DataError("the file is empty", file=path)
 
 
-def _refuse_header_only(numbered: Numbered, path: Path) -> None:
-    next(numbered)
-    if not any(cells for _, cells in numbered):
-        raise DataError("the file has a header and no rows", file=path)
-
-
-def _rows(numbered: Numbered, present: Sequence[str], wanted: Sequence[str], hint: str) -> Iterator[Row]:
-    positions = [present.index(name) for name in wanted]
-    expected = len(present)
+def _rows(numbered: NumberedCells, source: Source, wanted: Sequence[str], hint: str) -> Iterator[Row]:
+    positions = [source.columns.index(name) for name in wanted]
+    expected, number = len(source.columns), None
     # itemgetter of one position gives the bare cell.
     pick = itemgetter(*positions) if len(positions) > 1 else lambda cells: (cells[positions[0]],)
     for number, cells in numbered:
-        if len(cells) == expected and not isinstance(cells, _Torn):
+        if isinstance(cells, str):
+            yield Row(number, (), cells)
+        elif len(cells) == expected:
             yield Row(number, pick(cells))
-        elif isinstance(cells, _Torn):
-            yield Row(number, (), cells.problem)
         elif not cells:
             yield Row(number, (), "the line is blank")
         else:
             yield Row(number, (), f"{len(cells)} cells where the header has {expected} ({hint})")
+    if number is None:
+        raise DataError("the file has a header and no rows", file=source.name)

@@ -6,7 +6,7 @@ cores, where there are two, say opposite things. Notation inside a core:
     {buyer}       any way to write that fact          {buyer.0}   its first form, where the others do not fit
     [got|won]     one of these words                  a(n)        the article that the next word needs
 
-Persons, companies, teams and towns are put together from parts; a likeness to real ones is chance.
+The names are everyday words and names put together at random; a likeness to real ones is chance.
 """
 
 from __future__ import annotations
@@ -47,28 +47,27 @@ class Scene:
 
 
 FIRST_NAMES = words(
-    "Maria Peter Helen David Nadia Oscar Laura Simon Priya Thomas Ingrid Marcus Alice Victor Elena Hugo "
-    "Fiona Daniel Sofia "
-    "Martin Clara Adam Ruth Felix Grace Leon Julia Ivan Emma Omar Nina Robert Carla Henry Tessa Paul "
-    "Wendy Arthur Lena Frank"
+    "Maria Peter Helen David Nadia Oscar Laura Simon Thomas Ingrid Marcus Alice Victor Elena Hugo Fiona "
+    "Daniel Sofia Martin Clara Adam Ruth Felix Leon Julia Ivan Emma Omar Nina Robert Carla Henry Tessa "
+    "Paul Wendy Arthur Lena Frank"
 )
 LAST_NAMES = words(
-    "Holt Reed Carver Lindqvist Marsh Okafor Benson Tanner Vale Moreau Parrish Quinn Rowe Sandoval "
-    "Thorne Underhill Voss Webb "
-    "Yates Abbott Brandt Crane Dalton Ellis Foster Grant Hobbs Irving Jansen Keller Lowell Mercer Nolan "
-    "Osborne Petrov Ramsey "
-    "Sharp Tully Vance Wolfe Archer Barlow Conway Drake Emery Fisher Garner Hale Ibsen Joyce Kemp Lang "
-    "Moss Norris Oakes Price "
-    "Rossi Shaw Tate Vega Ward Zeller Banks Cole Duarte Finch Gould Hart Kovac Lopez Meyer Nash Perry "
-    "Rao Silva Turner Weiss"
+    "Holt Reed Carver Benson Tanner Quinn Rowe Thorne Voss Webb Yates Abbott Brandt Crane Dalton Ellis "
+    "Foster Hobbs Irving Keller Lowell Mercer Nolan Osborne Ramsey Tully Vance Wolfe Archer Barlow Conway "
+    "Drake Emery Fisher Garner Hale Joyce Kemp Moss Norris Rossi Shaw Tate Vega Banks Cole Finch Gould "
+    "Hart Lopez Meyer Nash Perry Rao Silva Turner Weiss"
 )
-TOWN_STARTS = words(
-    "Ash Brack Cold Dun East Fal Green Hart Kings Lang Mill Nor Oak Pem Red Stan Thorn West White Wood "
-    "Black Clear Fair Stone"
+TOWNS = words(
+    "Ashford Milton Norwood Burton Preston Kingston Clayton Hampton Newport Fairfield Springfield "
+    "Riverside Hillside Westfield Easton Clifton Linden Ashland Denton Sutton Fulton Carlton Weston "
+    "Langley Grafton Redding Woodstock Mansfield Bedford Camden Dayton Stafford Wakefield Marlborough "
+    "Winchester Richmond Concord Oakland Bradford Hartford"
 )
-TOWN_ENDS = words("ford mere bury well field wick haven bridge ley stead")
-COMPANY_STARTS = words("Nor Vel Tar Cal Bel Zan Mar Or Hel Pol Ver Lum Dor Quan Sil Ar Fen Gal Kar Tel Um Vis Cor Del")
-COMPANY_ENDS = words("vane dex tona ria mont lor nova tis bera gate cana max")
+COMPANY_STEMS = words(
+    "Falcon Granite Maple Comet Raven Dolphin Panther Lotus Cedar Willow Coral Amber Copper Cobalt "
+    "Emerald Ruby Pearl Meridian Horizon Pioneer Zenith Beacon Anchor Arrow Castle Crown Swan Olive "
+    "Aurora Dragon Tiger Orion Lily Harbor Crystal Saturn"
+)
 SECTORS = (
     ("Foods", "food company"),
     ("Motors", "carmaker"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +12,9 @@ from fleetune.errors import DataError
 
 Cell = object
 """A cell as its format gives it: `str` in text formats; also numbers, bool and None in JSON and Parquet."""
+
+NumberedCells = Iterator[tuple[int, list[str] | str]]
+"""Line numbers with the cells of a line, or with what is wrong with it; no cells for a blank line."""
 
 READ_BYTES = 1 << 20
 
@@ -60,7 +63,7 @@ def count_lines(path: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(READ_BYTES), b""))
 
 
-def without_trailing_blanks(numbered: Iterable[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
+def without_trailing_blanks(numbered: NumberedCells) -> NumberedCells:
     """Drop the empty lines that end a file; those between rows stay, to be reported as bad rows."""
     blanks: list[int] = []
     for number, cells in numbered:

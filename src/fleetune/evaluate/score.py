@@ -73,6 +73,13 @@ def evaluate_splits(
     return results
 
 
+def metric_text(results: dict[str, Any]) -> str:
+    """The metrics of an evaluation in one line, without timings."""
+    hidden = ("runtime", "samples", "per_second")
+    shown = {k: v for k, v in results.items() if k.startswith("eval_") and not any(word in k for word in hidden)}
+    return "  ".join(f"{k.removeprefix('eval_')} {'undefined' if v is None else f'{v:.4f}'}" for k, v in shown.items())
+
+
 def write_predictions(path: Path, logits: FloatArray, table: TokenTable, task: Task, classifier: Classifier) -> None:
     """One JSON object a line, in the split's order: row, prediction, and for classes each one's probability."""
     values = predictions_of(logits, task)

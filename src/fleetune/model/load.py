@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ from torch import nn
 
 from fleetune.config import RunConfig
 from fleetune.data.tasks import Task
+from fleetune.data.tokens import TokenTable
 from fleetune.errors import ModelError
 from fleetune.model.families import find_family
 from fleetune.model.flat import FlatClassifier
 from fleetune.model.labels import LabelOrder, align_labels
 from fleetune.model.padded import PaddedClassifier
+from fleetune.model.quiet import quiet_transformers
 
 _WEIGHT_FILES = (
     "model.safetensors",
@@ -160,7 +163,7 @@ def _check_weights(model: Any, report: dict[str, Any], source: str) -> list[str]
     encoder = [k for k in absent if k.startswith(f"{model.base_model_prefix}.") and ".pooler." not in k]
     if encoder:
         raise ModelError(f"{source}: {len(encoder)} weights of a {type(model).__name__} are missing or of another shape "
-                         f"({', '.join(encoder[:3])}, ...)")  # fmt: skip
+                         f"({', '.join(encoder[:3])})")  # fmt: skip
     return [f"new weights, not in the checkpoint: {', '.join(absent)}"] if absent else []
 
 
@@ -181,19 +184,25 @@ def _access(config: RunConfig) -> dict[str, Any]:
 
 @contextmanager
 def _reading(source: str, what: str) -> Iterator[None]:
-    """Map the many ways in which transformers fails to one error, and keep its own progress output out of ours."""
-    from transformers.utils import logging
-
-    verbosity, had_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    """Map the many ways in which transformers fails to one error."""
     try:
-        yield
+        with quiet_transformers():
+            yield
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         hint = "" if Path(source).exists() else " (neither a folder here nor to be had from the hub?)"
         raise ModelError(f"--model {source}: the {what} cannot be loaded{hint}: {reason}") from error
-    finally:
-        logging.set_verbosity(verbosity)
-        if had_bar:
-            logging.enable_progress_bar()
+
+
+def save_model(classifier: Classifier, tokenizer: Any, folder: Path) -> None:
+    """Write model and tokenizer as `save_pretrained` does, so that plain transformers reads them."""
+    with quiet_transformers():
+        classifier.hugging_face.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def with_model_labels(table: TokenTable, classifier: Classifier) -> TokenTable:
+    """The split with its labels as the model's class ids."""
+    if table.labels is None:
+        return table
+    return dataclasses.replace(table, labels=classifier.labels_to_model(table.labels))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from fleetune.files import write_json
 
 RECORD_FILE = "record.json"
 FORMAT = 1
@@ -67,10 +68,3 @@ def read_record(folder: Path) -> RunRecord | None:
         return RunRecord(**{k: v for k, v in content.items() if k in known})
     except (OSError, ValueError, TypeError, AttributeError):
         return None
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file under a temporary name and rename it, so that no reader sees half of it."""
-    unfinished = path.with_name(f".{path.name}.writing")
-    unfinished.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)

@@ -13,21 +13,18 @@ Nothing is pickled. There is no random-generator state to save: order of data an
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-from fleetune.errors import CheckpointError, OutputError
+from fleetune.errors import CheckpointError
+from fleetune.files import disk_errors, sync
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def checkpoint_folder(output_dir: Path, step: int) -> Path:
@@ -71,10 +68,10 @@ def write_checkpoint(folder: Path, write: Callable[[Path], None]) -> None:
 def _write_manifest(folder: Path) -> None:
     files = {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in sorted(folder.iterdir()) if p.is_file()}
     for name in files:
-        _sync(folder / name)
+        sync(folder / name)
     (folder / MANIFEST).write_text(json.dumps({"format": 1, "files": files}, indent=1))
-    _sync(folder / MANIFEST)
-    _sync(folder)
+    sync(folder / MANIFEST)
+    sync(folder)
 
 
 def _swap_in(unfinished: Path, folder: Path) -> None:
@@ -83,7 +80,7 @@ def _swap_in(unfinished: Path, folder: Path) -> None:
     if folder.exists():
         folder.rename(replaced)
     unfinished.rename(folder)
-    _sync(folder.parent)
+    sync(folder.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -130,51 +127,6 @@ def prune_checkpoints(output_dir: Path, keep: int | None, best: Path | None) -> 
         shutil.rmtree(folder)
 
 
-@contextmanager
-def disk_errors(target: Path, unfinished: Path | None = None) -> Iterator[None]:
-    """Turn a failure to write into one clear error, and remove the unfinished part.
-
-    Raises:
-        OutputError: Says what could not be written and how much room there is.
-    """
-    try:
-        yield
-    except Exception as error:  # safetensors reports a full disk under its own exception type
-        if unfinished is not None:
-            shutil.rmtree(unfinished, ignore_errors=True)
-        if not _is_disk_error(error):
-            raise
-        raise OutputError(_disk_message(target, error)) from error
-    except BaseException:
-        if unfinished is not None:
-            shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-
-
-def _is_disk_error(error: Exception) -> bool:
-    return isinstance(error, OSError) or "os error" in str(error)
-
-
-def _disk_message(target: Path, error: Exception) -> str:
-    is_full = getattr(error, "errno", None) in _FULL or "os error 28" in str(error)
-    if not is_full:
-        return f"{target} cannot be written: {error}"
-    parent = next(p for p in (target, *target.parents) if p.exists())
-    free = shutil.disk_usage(parent).free
-    return (
-        f"{target} cannot be written: the disk is full ({free / 1e6:,.0f} MB free). Earlier checkpoints are intact: "
-        "free some room and go on with --resume_from_checkpoint"
-    )
-
-
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from fleetune.evaluate.predict import FloatArray
-from fleetune.evaluate.score import evaluate_splits, write_glue_predictions, write_predictions
-from fleetune.report.record import write_json
-from fleetune.train.loop import log, make_predictor, metric_text
+from fleetune.evaluate.score import evaluate_splits, metric_text, write_glue_predictions, write_predictions
+from fleetune.files import write_json
+from fleetune.model.load import save_model
+from fleetune.train.loop import log, make_predictor
 from fleetune.train.output import write_files
 from fleetune.train.run import TrainingRun
 from fleetune.train.saving import TRAINER_STATE_FILE, load_best, trainer_state
@@ -57,8 +58,7 @@ def write_output(run: TrainingRun, results: dict[str, Any], logits: dict[str, Fl
 
 
 def _write(run: TrainingRun, folder: Path, results: dict[str, Any], logits: dict[str, FloatArray]) -> None:
-    run.classifier.hugging_face.save_pretrained(folder)
-    run.tokenizer.save_pretrained(folder)
+    save_model(run.classifier, run.tokenizer, folder)
     trained = train_results(run)
     write_json(folder / TRAINER_STATE_FILE, trainer_state(run.state, run.plan, run.config.output_dir))
     write_json(folder / "train_results.json", trained)

@@ -16,7 +16,7 @@ from fleetune.data.batches import CostModel, pack
 from fleetune.errors import PeerError, TrainingError
 from fleetune.evaluate.metrics import is_greater_better
 from fleetune.evaluate.predict import PredictionStopped, Predictor
-from fleetune.evaluate.score import evaluate_splits
+from fleetune.evaluate.score import evaluate_splits, metric_text
 from fleetune.model.losses import LOSSES
 from fleetune.train.interrupt import Stopped, StopRequest, listening
 from fleetune.train.optim import update
@@ -144,13 +144,6 @@ def evaluate_if_due(run: TrainingRun, request: StopRequest) -> None:
     name, greater_is_better = best_metric(run)
     if run.state.is_new_best(results[name], greater_is_better):
         run.state.best_metric, run.state.best_step = results[name], run.state.step
-
-
-def metric_text(results: dict[str, Any]) -> str:
-    """The metrics of an evaluation in one line, without timings."""
-    hidden = ("runtime", "samples", "per_second")
-    shown = {k: v for k, v in results.items() if k.startswith("eval_") and not any(word in k for word in hidden)}
-    return "  ".join(f"{k.removeprefix('eval_')} {'undefined' if v is None else f'{v:.4f}'}" for k, v in shown.items())
 
 
 def stop_here(run: TrainingRun, request: StopRequest) -> NoReturn:

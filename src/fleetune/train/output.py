@@ -12,8 +12,9 @@ from typing import Any
 
 from fleetune.config import RunConfig
 from fleetune.errors import OutputError
+from fleetune.files import disk_errors
 from fleetune.report.record import RECORD_FILE, RunRecord, read_record
-from fleetune.train.checkpoint import disk_errors, list_checkpoints, step_of
+from fleetune.train.checkpoint import list_checkpoints, step_of
 
 LOCK_FILE = ".lock"
 TENSORBOARD_FOLDER = "runs"
@@ -76,30 +77,34 @@ def claim(config: RunConfig) -> Occupant:
 
 
 def _refuse_occupied(config: RunConfig, folder: Path, occupant: Occupant) -> None:
+    place = f"--output_dir {folder}: the folder"
     if occupant.kind == "foreign":
-        raise OutputError(f"--output_dir {folder}: the folder is not empty and holds no run of fleetune: choose another, "
-                          "or give --overwrite_output_dir to write into it")  # fmt: skip
+        raise OutputError(
+            f"{place} is not empty and holds no run of fleetune: choose another, or give --overwrite_output_dir to "
+            "write into it"
+        )
     if occupant.kind == "finished":
-        raise OutputError(f"--output_dir {folder}: the folder holds a finished run: choose another, or give "
-                          "--overwrite_output_dir to replace it")  # fmt: skip
+        raise OutputError(f"{place} holds a finished run: choose another, or give --overwrite_output_dir to replace it")
     if occupant.kind == "unfinished" and config.resume_from_checkpoint is None:
         assert occupant.record is not None
         changed = differences(occupant.record.config, config.to_dict())
-        raise OutputError(_offer(folder, occupant, changed))
+        raise OutputError(f"{place} {_offer(occupant, occupant.record, changed)}")
 
 
-def _offer(folder: Path, occupant: Occupant, changed: list[str]) -> str:
+def _offer(occupant: Occupant, record: RunRecord, changed: list[str]) -> str:
+    """How to go on with an unfinished run, or why that is not possible."""
     anew = "give --overwrite_output_dir to start anew"
     if changed:
-        lines = "".join(f"\n  {line}" for line in changed)
-        return f"--output_dir {folder}: the folder holds an unfinished run with other settings:{lines}\nChoose another, or {anew}"
+        return (
+            "holds an unfinished run with other settings:\n  " + "\n  ".join(changed) + f"\nChoose another, or {anew}"
+        )
     if occupant.last_checkpoint is None:
-        return f"--output_dir {folder}: the folder holds an unfinished run without a checkpoint: {anew}"
-    step = step_of(occupant.last_checkpoint)
-    assert occupant.record is not None
-    total = occupant.record.plan.get("total_steps", "?")
-    return (f"--output_dir {folder}: the folder holds an unfinished run of these settings, saved at step {step} of {total}: "
-            f"give --resume_from_checkpoint to go on, or {anew.removeprefix('give ')}")  # fmt: skip
+        return f"holds an unfinished run without a checkpoint: {anew}"
+    step, total = step_of(occupant.last_checkpoint), record.plan.get("total_steps", "?")
+    return (
+        f"holds an unfinished run of these settings, saved at step {step} of {total}: give --resume_from_checkpoint to "
+        f"go on, or {anew}"
+    )
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -178,6 +183,7 @@ def check_room(folder: Path, model_bytes: int, num_checkpoints: int) -> None:
     needed = model_bytes * (1 + 3 * num_checkpoints)
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise OutputError(f"--output_dir {folder}: the disk has {free / 1e6:,.0f} MB free, the model and {num_checkpoints} "
-                          f"checkpoints need {needed / 1e6:,.0f} MB: free some room, lower --save_total_limit, or give "
-                          "--save_strategy no")  # fmt: skip
+        raise OutputError(
+            f"--output_dir {folder}: the disk has {free / 1e6:,.0f} MB free, the model and {num_checkpoints} checkpoints "
+            f"need {needed / 1e6:,.0f} MB: free some room, lower --save_total_limit, or give --save_strategy no"
+        )

@@ -8,19 +8,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from fleetune.cluster.rank import RankInfo, read_rank
 from fleetune.cluster.start import start_ranks
 from fleetune.comm.ranks import Ranks, joined_ranks
+from fleetune.comm.shared import load_data, set_threads
 from fleetune.config import RunConfig, settings_file
 from fleetune.config.run import check_train
-from fleetune.data.dataset import TaskData, prepare_data
 from fleetune.data.tokens import TokenTable
 from fleetune.errors import LaunchError
-from fleetune.hardware.host import choose_threads, read_host, usable_cores
+from fleetune.hardware.host import read_host
 from fleetune.hardware.versions import read_versions
-from fleetune.model.load import Classifier, check_tokenizer_fits, load_classifier, load_model_config, load_tokenizer
+from fleetune.model.load import (
+    Classifier,
+    check_tokenizer_fits,
+    load_classifier,
+    load_model_config,
+    load_tokenizer,
+    with_model_labels,
+)
 from fleetune.report.record import RunRecord, read_record
 from fleetune.report.terminal import Terminal, open_terminal
 from fleetune.train.finish import finish
@@ -74,16 +79,6 @@ def run_rank(config: RunConfig, info: RankInfo | None) -> RunRecord:
     return record
 
 
-def set_threads(config: RunConfig, info: RankInfo | None) -> int:
-    """Set how many threads this rank computes with."""
-    local_world_size = 1 if info is None else info.local_world_size
-    threads, notice = choose_threads(os.environ, usable_cores(), local_world_size, config.threads)
-    if notice and (info is None or info.rank == 0):
-        print(notice, flush=True)
-    torch.set_num_threads(threads)
-    return threads
-
-
 @contextmanager
 def open_output(config: RunConfig, ranks: Ranks) -> Iterator[RunRecord]:
     """Claim the output folder for the time of the run, and make the record that will be written into it."""
@@ -115,7 +110,7 @@ def prepare(
         tokenizer = load_tokenizer(config)
         config = config.replace(max_seq_length=check_tokenizer_fits(tokenizer, model_config, config.max_seq_length))
     with record.phase("data"):
-        data = load_data(config, tokenizer, ranks, terminal)
+        data = load_data(config, tokenizer, ranks, terminal, splits=wanted_splits(config))
     with record.phase("model"):
         classifier = load_classifier(config, model_config, data.task, tokenizer.pad_token_id or 0)
     tables = {name: with_model_labels(table, classifier) for name, table in data.splits.items()}
@@ -151,23 +146,9 @@ def prepare(
     )
 
 
-def load_data(config: RunConfig, tokenizer: Any, ranks: Ranks, terminal: Terminal) -> TaskData:
-    """The task's splits as token tables: the first rank makes them or finds them in the cache, all open them."""
-    wanted = ["train", *(["validation"] if config.do_eval else []), *(["test"] if config.do_predict else [])]
-
-    def make() -> Any:
-        with terminal.bar("tokenising", None, "rows") as bar:
-            data = prepare_data(config, tokenizer, splits=wanted, progress=lambda done, total: bar.move_to(done))
-        return data.to_json()
-
-    return TaskData.from_json(ranks.on_first(make))
-
-
-def with_model_labels(table: TokenTable, classifier: Classifier) -> TokenTable:
-    """The split with its labels as the model's class ids."""
-    if table.labels is None:
-        return table
-    return dataclasses.replace(table, labels=classifier.labels_to_model(table.labels))
+def wanted_splits(config: RunConfig) -> list[str]:
+    """The roles of the splits that a run reads."""
+    return ["train", *(["validation"] if config.do_eval else []), *(["test"] if config.do_predict else [])]
 
 
 def bad_rows_of(table: TokenTable) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fleetune.errors import CheckpointError
-from fleetune.report.record import write_json
+from fleetune.files import write_json
+from fleetune.model.load import save_model
 from fleetune.train.checkpoint import (
     checkpoint_folder,
     newest_intact,
@@ -45,8 +46,7 @@ def save_checkpoint(run: TrainingRun) -> None:
 
 
 def _write(run: TrainingRun, folder: Path) -> None:
-    run.classifier.hugging_face.save_pretrained(folder)
-    run.tokenizer.save_pretrained(folder)
+    save_model(run.classifier, run.tokenizer, folder)
     save_file(state_tensors(run.classifier.hugging_face, run.optimizer), folder / OPTIMIZER_FILE)
     write_json(folder / RUN_STATE_FILE, {
         "state": run.state.to_dict(),

@@ -1,0 +1,68 @@
+"""What `fleetune evaluate` and `fleetune predict` share: a finished run to start from, and ranks to run on."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fleetune.cli.arguments import Parsed
+from fleetune.cluster.rank import RankInfo, read_rank
+from fleetune.cluster.start import start_ranks
+from fleetune.config import RunConfig, settings_file
+from fleetune.report.record import read_record
+
+SOURCE = frozenset(
+    {"task", "data_dir", "train_file", "validation_file", "test_file", "dataset_name", "dataset_config_name"}
+)
+"""Settings that say which data are meant: giving one replaces all those of the run."""
+
+READING = frozenset({
+    "text_column_names", "label_column_name", "problem_type", "encoding", "on_bad_row", "max_seq_length", "cache_dir",
+    "tokenizer_name", "trust_remote_code",
+})  # fmt: skip
+"""Settings of the run that also hold for new data."""
+
+ASKING = SOURCE | READING | {
+    "max_eval_samples", "max_predict_samples", "overwrite_cache", "model_revision", "per_device_eval_batch_size",
+    "processes", "threads", "ddp_timeout",
+}  # fmt: skip
+"""Settings that these commands take."""
+
+
+def of_finished_run(extra: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
+    """The settings of the run whose folder is the first argument, as far as they hold for other data."""
+    folder = Path(extra["model_folder"])
+    record = read_record(folder)
+    kept = READING if given & SOURCE else READING | SOURCE
+    told = {} if record is None else {k: v for k, v in record.config.items() if k in kept}
+    if "text_column_names" in told and given & SOURCE:
+        told.pop("text_column_names")  # the record's task knows them
+    known = {f.name for f in dataclasses.fields(RunConfig)}
+    return {k: v for k, v in told.items() if k in known and v is not None} | {"model": str(folder)}
+
+
+def run_ranks(
+    command: str, parsed: Parsed, words: Sequence[str], be_rank: Callable[[RankInfo | None], None]
+) -> int:  # fmt: skip
+    """Do the work on this process, or start the ranks that do.
+
+    Args:
+        command: Name of the command.
+        parsed: The command line; every rank reads its settings from a file.
+        words: The command's own arguments, for the ranks.
+        be_rank: The work of one rank.
+
+    Returns:
+        The exit status.
+    """
+    config = parsed.config
+    with settings_file(config) as path:
+        arguments = [command, *words, "--config", str(path)]
+        status = start_ranks(arguments, processes=config.processes, threads=config.threads)
+    if status is None:
+        be_rank(read_rank(os.environ))
+        return 0
+    return status

@@ -1,0 +1,34 @@
+"""`fleetune evaluate`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleetune.cli.arguments import make_parser, parse
+from fleetune.cli.asking import ASKING, of_finished_run, run_ranks
+from fleetune.cluster.rank import RankInfo
+from fleetune.config.run import check_source
+from fleetune.errors import ConfigError
+
+DESCRIPTION = """Metrics of a finished run on labelled data. What is not given is taken from the run's record."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Evaluate, on this process or on ranks started for it."""
+    parser = make_parser("evaluate", DESCRIPTION, ASKING)
+    parser.add_argument("model_folder", help="output folder of a run, or any folder of a classifier")
+    parser.add_argument("--output", metavar="FILE", help="write the metrics to this JSON file too")
+    parsed = parse(parser, words, ("model_folder", "output"), of_finished_run)
+    problems = check_source(parsed.config, needs_train=False)
+    if problems:
+        raise ConfigError(problems)
+    output = parsed.extra.get("output")
+    own = [parsed.extra["model_folder"], *(["--output", output] if output else [])]
+
+    def be_rank(info: RankInfo | None) -> None:
+        from fleetune.evaluate.program import evaluate_rank
+
+        evaluate_rank(parsed.config, info, Path(output) if output else None)
+
+    return run_ranks("evaluate", parsed, own, be_rank)

@@ -1,0 +1,35 @@
+"""`fleetune predict`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fleetune.cli.arguments import make_parser, parse
+from fleetune.cli.asking import ASKING, of_finished_run, run_ranks
+from fleetune.cluster.rank import RankInfo
+from fleetune.errors import ConfigError
+
+DESCRIPTION = """Predictions of a finished run for a file of texts, in the file's order, one JSON object a line."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Predict, on this process or on ranks started for it."""
+    parser = make_parser("predict", DESCRIPTION, ASKING)
+    parser.add_argument("model_folder", help="output folder of a run, or any folder of a classifier")
+    parser.add_argument("--input", metavar="FILE", required=True, help="tsv, csv, json, jsonl or parquet file of texts")
+    parser.add_argument("--output", metavar="FILE", required=True, help="JSONL file for the predictions")
+    parsed = parse(parser, words, ("model_folder", "input", "output"), of_finished_run)
+    source, output = Path(parsed.extra["input"]), Path(parsed.extra["output"])
+    if not source.is_file():
+        raise ConfigError(f"--input {source}: there is no such file")
+    if source.exists() and output.exists() and source.samefile(output):
+        raise ConfigError(f"--output {output}: it is the input file")
+
+    def be_rank(info: RankInfo | None) -> None:
+        from fleetune.evaluate.program import predict_rank
+
+        predict_rank(parsed.config, info, source, output)
+
+    own = [parsed.extra["model_folder"], "--input", str(source), "--output", str(output)]
+    return run_ranks("predict", parsed, own, be_rank)

@@ -1,0 +1,166 @@
+"""The programs of `fleetune evaluate` and `fleetune predict`: a finished run, new data, one or several ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fleetune.cluster.rank import RankInfo
+from fleetune.comm.ranks import Ranks, joined_ranks
+from fleetune.comm.shared import load_data, set_threads
+from fleetune.config import RunConfig
+from fleetune.data.batches import CostModel
+from fleetune.data.dataset import prepare_inputs
+from fleetune.data.tasks import Task, custom_task, find_task, task_from_json, with_columns
+from fleetune.data.tokens import TokenTable
+from fleetune.errors import ConfigError
+from fleetune.evaluate.predict import FloatArray, Predictor
+from fleetune.evaluate.score import evaluate_splits, metric_text, write_predictions
+from fleetune.files import write_json, write_whole
+from fleetune.model.load import (
+    Classifier,
+    check_tokenizer_fits,
+    load_classifier,
+    load_model_config,
+    load_tokenizer,
+    with_model_labels,
+)
+from fleetune.report.record import read_record
+from fleetune.report.terminal import Terminal, open_terminal
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinishedModel:
+    """A classifier that is only asked, with its task and tokenizer."""
+
+    config: RunConfig
+    task: Task
+    tokenizer: Any
+    classifier: Classifier
+    ranks: Ranks
+    terminal: Terminal
+
+    @property
+    def predictor(self) -> Predictor:
+        return Predictor(
+            model=self.classifier.module,
+            num_labels=self.classifier.num_labels,
+            ranks=self.ranks,
+            batch_size=self.config.per_device_eval_batch_size,
+            costs=CostModel(hidden_size=self.classifier.hidden_size),
+        )
+
+
+def evaluate_rank(config: RunConfig, info: RankInfo | None, output: Path | None) -> dict[str, Any]:
+    """Metrics of a model on the validation splits of the settings, the same on every rank.
+
+    Args:
+        config: The settings; `model` is the folder of the finished run.
+        info: Who this rank is.
+        output: File for the metrics as JSON; None writes none.
+    """
+    set_threads(config, info)
+    with joined_ranks(info, config.ddp_timeout) as ranks:
+        model = open_model(config, ranks)
+        data = load_data(model.config, model.tokenizer, ranks, model.terminal, splits=["validation"], task=model.task)
+        for notice in data.notices:
+            model.terminal.say(notice)
+        tables = {name: with_model_labels(table, model.classifier) for name, table in data.splits.items()}
+        with model.terminal.bar("evaluating", sum(len(t) for t in tables.values()), "examples") as bar:
+            results = evaluate_splits(model.predictor, tables, model.task, model.classifier, bar.move_to)
+        model.terminal.say(metric_text(results))
+        if output is not None:
+            ranks.on_first(lambda: write_json(output, results))
+    return results
+
+
+def predict_rank(config: RunConfig, info: RankInfo | None, source: Path, output: Path) -> None:
+    """Predict every row of a file, in the file's order.
+
+    Args:
+        config: The settings; `model` is the folder of the finished run.
+        info: Who this rank is.
+        source: File of texts; labels in it are not looked at.
+        output: File for the predictions, one JSON object a line.
+    """
+    set_threads(config, info)
+    with joined_ranks(info, config.ddp_timeout) as ranks:
+        model = open_model(config, ranks)
+        table = TokenTable.open(Path(ranks.on_first(lambda: str(tokenise(model, source).folder))))
+        with model.terminal.bar("predicting", len(table), "examples") as bar:
+            logits = model.predictor.logits(table, bar.move_to)
+        table = dataclasses.replace(table, labels=None)
+        ranks.on_first(lambda: save_predictions(output, logits, table, model))
+        model.terminal.say(f"{len(table):,} predictions in {output}" + left_out(table))
+
+
+def left_out(table: TokenTable) -> str:
+    """How many rows were skipped, and the first of them."""
+    if not table.num_bad_rows:
+        return ""
+    first = ", ".join(f"row {bad.row} ({bad.reason})" for bad in table.bad_rows[:3])
+    return f"; {table.num_bad_rows:,} rows left out: {first}"
+
+
+def save_predictions(output: Path, logits: FloatArray | None, table: TokenTable, model: FinishedModel) -> None:
+    """Write the predictions file in one step."""
+    assert logits is not None
+    write_whole(output, lambda path: write_predictions(path, logits, table, model.task, model.classifier))
+
+
+def tokenise(model: FinishedModel, source: Path) -> TokenTable:
+    """The file's tokens, from the cache where it has them."""
+    config = model.config
+    with model.terminal.bar("tokenising", None, "rows") as bar:
+        return prepare_inputs(
+            source,
+            task=model.task,
+            tokenizer=model.tokenizer,
+            cache_dir=config.cache_dir,
+            max_seq_length=config.max_seq_length,
+            text_column_names=config.text_column_names,
+            encoding=config.encoding,
+            on_bad_row=config.on_bad_row,
+            max_samples=config.max_predict_samples,
+            overwrite_cache=config.overwrite_cache,
+            progress=lambda done, total: bar.move_to(done),
+        )
+
+
+def open_model(config: RunConfig, ranks: Ranks) -> FinishedModel:
+    """The model of a finished run, or of any folder or hub name that holds a classifier."""
+    model_config, tokenizer = load_model_config(config), load_tokenizer(config)
+    config = config.replace(max_seq_length=check_tokenizer_fits(tokenizer, model_config, config.max_seq_length))
+    task = task_of(config, model_config.id2label or {})
+    classifier = load_classifier(config, model_config, task, tokenizer.pad_token_id or 0)
+    if classifier.notices and any("head" in n or "classifier" in n for n in classifier.notices):
+        raise ConfigError(f"{config.model}: the model has no trained head for these labels ({classifier.notices[0]})")
+    terminal = open_terminal(ranks.is_first)
+    return FinishedModel(
+        config=config, task=task, tokenizer=tokenizer, classifier=classifier, ranks=ranks, terminal=terminal
+    )
+
+
+def task_of(config: RunConfig, id2label: Mapping[int, str]) -> Task:
+    """The task of the settings, of the finished run, or one made from the model's own labels.
+
+    Raises:
+        ConfigError: Neither says which columns hold the text.
+    """
+    assert config.model is not None
+    record = read_record(Path(config.model))
+    told = None if record is None or not record.task else task_from_json(record.task)
+    if config.task is not None and (told is None or told.name != find_task(config.task).name):
+        return find_task(config.task)
+    if told is not None:
+        return with_columns(told, config.text_column_names, config.label_column_name)
+    if config.text_column_names is None:
+        raise ConfigError(f"{config.model} has no record of a run: name the columns with --text_column_names")
+    return custom_task(
+        "regression" if len(id2label) == 1 else "classification",
+        text_columns=config.text_column_names,
+        label_column=config.label_column_name or "label",
+        labels=None if len(id2label) == 1 else tuple(id2label[i] for i in sorted(id2label)),
+    )
