@@ -85,3 +85,5 @@ class LaunchError(FleetuneError, RuntimeError):
 
 class PeerError(FleetuneError, RuntimeError):
     """Another rank failed and has printed the reason: this rank ends without a message of its own."""
+
+    exit_status = 76  # what a launcher does not take for the cause

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fleetune.cluster.rank import read_rank
 from fleetune.config import RunConfig, config_from_mapping, read_config_file, to_toml
 from fleetune.config.load import FIELD_NAMES
 from fleetune.config.names import ALIASES, RETIRED, canonical
@@ -90,6 +92,7 @@ def parse(
     words: Sequence[str],
     extra: Sequence[str] = (),
     base: Base = lambda extra, given: {},
+    fixed: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda extra: {},
 ) -> Parsed:
     """Understand a command line.
 
@@ -98,6 +101,7 @@ def parse(
         words: The command line after the command.
         extra: Names of the command's own arguments.
         base: Settings below those of the file and the flags, as those of the run that is evaluated.
+        fixed: Settings above all others, which the command's own arguments decide.
 
     Raises:
         ConfigError: Lists every unknown flag and every value that cannot be used.
@@ -108,21 +112,37 @@ def parse(
     file = values.pop("config", None)
     wants_print = values.pop("print_config", False)
     layers = [read_config_file(Path(file))] if file is not None else []
-    layers.append(_by_spelling(values) | _unknown_settings(unknown))
+    strange, problems = _unknown_settings(unknown)
+    layers.append(_by_spelling(values) | strange)
     given = frozenset(canonical(name) for layer in layers for name in layer)
-    config, notices = config_from_mapping(base(own, given), *layers)
+    try:
+        config, notices = config_from_mapping(base(own, given), *layers, fixed(own))
+    except ConfigError as error:
+        raise ConfigError([*problems, *error.problems]) from None
+    if problems:
+        raise ConfigError(problems)
     if wants_print:
         print(to_toml(config), end="")
         raise SystemExit(0)
     return Parsed(config=config, notices=notices, extra=own)
 
 
-def _unknown_settings(words: list[str]) -> dict[str, str]:
-    """Words that no flag took: with dashes they are reported as settings, else refused here."""
-    settings = {word.split("=", 1)[0]: "" for word in words if word.startswith("--")}
-    if words and not settings:
+def tell_notices(parsed: Parsed) -> None:
+    """Print what is to be said of retired words, once: ranks started here read a file without them."""
+    info = read_rank(os.environ)
+    if info is None or info.rank == 0:
+        for notice in parsed.notices:
+            print(notice, flush=True)
+
+
+def _unknown_settings(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Words that no flag took: with dashes they are no settings, or not this command's; else refused here."""
+    names = list(dict.fromkeys(word.split("=", 1)[0] for word in words if word.startswith("--")))
+    if words and not names:
         raise ConfigError(f"{' '.join(words)}: not understood{nearest(words[0], FIELD_NAMES)}; settings begin with --")
-    return settings
+    elsewhere = [name for name in names if canonical(name) in FIELD_NAMES]
+    problems = [f"{name} is a setting of `fleetune train`, this command does not take it" for name in elsewhere]
+    return {name: "" for name in names if name not in elsewhere}, problems
 
 
 def _by_spelling(values: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from fleetune.cli.arguments import Parsed
 from fleetune.cluster.rank import RankInfo, read_rank
 from fleetune.cluster.start import start_ranks
 from fleetune.config import RunConfig, settings_file
+from fleetune.errors import ConfigError
 from fleetune.report.record import read_record
 
 SOURCE = frozenset(
@@ -41,7 +42,22 @@ def of_finished_run(extra: dict[str, Any], given: frozenset[str]) -> dict[str, A
     if "text_column_names" in told and given & SOURCE:
         told.pop("text_column_names")  # the record's task knows them
     known = {f.name for f in dataclasses.fields(RunConfig)}
-    return {k: v for k, v in told.items() if k in known and v is not None} | {"model": str(folder)}
+    return {k: v for k, v in told.items() if k in known and v is not None}
+
+
+def model_to_ask(extra: dict[str, Any]) -> dict[str, Any]:
+    """The first argument as the model, whatever a file of settings names: it may be the file of the run."""
+    return {"model": extra["model_folder"]}
+
+
+def check_output(output: Path) -> None:
+    """Refuse, before the work, an output file that cannot be one.
+
+    Raises:
+        ConfigError: It is a folder.
+    """
+    if output.is_dir():
+        raise ConfigError(f"--output {output}: it is a folder, a file is expected")
 
 
 def run_ranks(

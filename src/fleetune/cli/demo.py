@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetune.cli.arguments import make_parser, parse
+from fleetune.cli.arguments import make_parser, parse, tell_notices
 from fleetune.cli.train import train
 from fleetune.data.demo import write_demo_corpus
 from fleetune.errors import ConfigError
@@ -28,8 +28,10 @@ DEFAULTS = {
 def run(words: Sequence[str]) -> int:
     """Write the example's data beside its output and train on them."""
     parsed = parse(make_parser("demo", DESCRIPTION), words, base=defaults)
+    tell_notices(parsed)
     config = parsed.config
-    assert config.output_dir is not None
+    if config.output_dir is None:
+        raise ConfigError("--output_dir is missing: the folder that the example is written to")
     files = write_demo_corpus(config.output_dir.with_name(f"{config.output_dir.name}-data"))
     print(f"example data: {files.train.parent}", flush=True)
     model = config.model or str(packaged_model())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleetune.cli.arguments import make_parser, parse
-from fleetune.cli.asking import ASKING, of_finished_run, run_ranks
+from fleetune.cli.arguments import make_parser, parse, tell_notices
+from fleetune.cli.asking import ASKING, check_output, model_to_ask, of_finished_run, run_ranks
 from fleetune.cluster.rank import RankInfo
 from fleetune.config.run import check_source
 from fleetune.errors import ConfigError
@@ -19,11 +19,14 @@ def run(words: Sequence[str]) -> int:
     parser = make_parser("evaluate", DESCRIPTION, ASKING)
     parser.add_argument("model_folder", help="output folder of a run, or any folder of a classifier")
     parser.add_argument("--output", metavar="FILE", help="write the metrics to this JSON file too")
-    parsed = parse(parser, words, ("model_folder", "output"), of_finished_run)
+    parsed = parse(parser, words, ("model_folder", "output"), of_finished_run, model_to_ask)
     problems = check_source(parsed.config, needs_train=False)
     if problems:
         raise ConfigError(problems)
     output = parsed.extra.get("output")
+    if output:
+        check_output(Path(output))
+    tell_notices(parsed)
     own = [parsed.extra["model_folder"], *(["--output", output] if output else [])]
 
     def be_rank(info: RankInfo | None) -> None:

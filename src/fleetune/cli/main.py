@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from fleetune.cluster.launchers.local import PEER_FAILED
 from fleetune.config.values import nearest
 from fleetune.errors import FleetuneError, PeerError
 
@@ -69,8 +68,8 @@ def guarded(command: str, words: list[str]) -> int:
     try:
         status: int = importlib.import_module(f"fleetune.cli.{command}").run(words)
         return status
-    except PeerError:
-        return PEER_FAILED
+    except PeerError as error:
+        return error.exit_status
     except FleetuneError as error:
         print(f"error{_rank_words()}: {error}", file=sys.stderr, flush=True)
         return error.exit_status
@@ -84,7 +83,7 @@ def guarded(command: str, words: list[str]) -> int:
     except Exception as error:
         if not _is_peer_loss(error):
             raise
-        return PEER_FAILED
+        return PeerError.exit_status
 
 
 def _is_peer_loss(error: Exception) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleetune.cli.arguments import make_parser, parse
-from fleetune.cli.asking import ASKING, of_finished_run, run_ranks
+from fleetune.cli.arguments import make_parser, parse, tell_notices
+from fleetune.cli.asking import ASKING, check_output, model_to_ask, of_finished_run, run_ranks
 from fleetune.cluster.rank import RankInfo
 from fleetune.errors import ConfigError
 
@@ -19,12 +19,14 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("model_folder", help="output folder of a run, or any folder of a classifier")
     parser.add_argument("--input", metavar="FILE", required=True, help="tsv, csv, json, jsonl or parquet file of texts")
     parser.add_argument("--output", metavar="FILE", required=True, help="JSONL file for the predictions")
-    parsed = parse(parser, words, ("model_folder", "input", "output"), of_finished_run)
+    parsed = parse(parser, words, ("model_folder", "input", "output"), of_finished_run, model_to_ask)
     source, output = Path(parsed.extra["input"]), Path(parsed.extra["output"])
     if not source.is_file():
         raise ConfigError(f"--input {source}: there is no such file")
-    if source.exists() and output.exists() and source.samefile(output):
+    if output.exists() and source.samefile(output):
         raise ConfigError(f"--output {output}: it is the input file")
+    check_output(output)
+    tell_notices(parsed)
 
     def be_rank(info: RankInfo | None) -> None:
         from fleetune.evaluate.program import predict_rank

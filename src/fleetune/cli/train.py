@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from fleetune.cli.arguments import make_parser, parse
+from fleetune.cli.arguments import make_parser, parse, tell_notices
 from fleetune.cluster.rank import read_rank
 from fleetune.cluster.start import start_ranks
 from fleetune.config import RunConfig, settings_file
@@ -18,10 +18,7 @@ transformers' run_glue.py, run_classification.py and TrainingArguments."""
 def run(words: Sequence[str]) -> int:
     """Train, on this process or on ranks started for it."""
     parsed = parse(make_parser("train", DESCRIPTION), words)
-    info = read_rank(os.environ)
-    if info is None or (info.rank == 0 and info.launcher != "local"):
-        for notice in parsed.notices:
-            print(notice, flush=True)
+    tell_notices(parsed)
     return train(parsed.config)
 
 

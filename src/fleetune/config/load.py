@@ -32,6 +32,7 @@ def resolve_names(given: Mapping[str, Any]) -> Settings:
     """Turn aliases into field names and retired words into notices; unknown names become problems."""
     values: dict[str, Any] = {}
     spelled: dict[str, str] = {}
+    implied: dict[str, tuple[str, Any]] = {}
     notices, problems = [], []
     for name, value in given.items():
         field = canonical(name)
@@ -39,13 +40,16 @@ def resolve_names(given: Mapping[str, Any]) -> Settings:
             says, becomes, problem = _retired(field, value)
             notices += says
             problems += problem
-            values |= becomes
+            implied |= {setting: (field, meant) for setting, meant in becomes.items()}
         elif field not in FIELD_NAMES:
             problems.append(_unknown(name))
         elif field in spelled:
-            problems.append(f"--{spelled[field]} and --{_dashless(name)} are the same setting: give one")
+            problems.append(f"--{spelled[field]} and --{name.lstrip('-')} are the same setting: give one")
         else:
-            values[field], spelled[field] = value, _dashless(name)
+            values[field], spelled[field] = value, name.lstrip("-")
+    for field, (word, value) in implied.items():
+        if str(values.setdefault(field, value)) != str(value):
+            problems.append(f"--{word} means --{field} {value}, but --{spelled[field]} is {values[field]}: give one")
     return Settings(values=values, notices=tuple(notices), problems=tuple(problems))
 
 
@@ -96,7 +100,10 @@ def to_toml(config: RunConfig) -> str:
         for field in dataclasses.fields(config):
             if field.metadata["group"] == group:
                 value = config.to_dict()[field.name]
-                lines.append(f"# {field.name} =" if value is None else f"{field.name} = {json.dumps(value)}")
+                if value is None and field.default is not None:
+                    value = "none"  # left out, it would read as the default
+                text = json.dumps(value, ensure_ascii=False)  # TOML has no escapes for halves of a character
+                lines.append(f"# {field.name} =" if value is None else f"{field.name} = {text}")
     return "\n".join(lines) + "\n"
 
 
@@ -116,6 +123,8 @@ def _flatten(content: dict[str, Any], path: Path) -> dict[str, Any]:
         if isinstance(value, dict) and name not in GROUPS:
             raise ConfigError(f"--config {path}: [{name}] is no group of settings; they are {', '.join(GROUPS)}")
         for key, inner in value.items() if isinstance(value, dict) else [(name, value)]:
+            if not isinstance(key, str):
+                raise ConfigError(f"--config {path}: {key!r} is not the name of a setting")
             if key in flat:
                 raise ConfigError(f"--config {path}: {key} is given twice")
             flat[key] = inner
@@ -125,15 +134,36 @@ def _flatten(content: dict[str, Any], path: Path) -> dict[str, Any]:
 def _read_yaml(text: str) -> Any:
     import yaml
 
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            _refuse_repeated([str(key.value) for key, _ in node.value])
+            return super().construct_mapping(node, deep)
+
     try:
-        return yaml.safe_load(text) or {}
+        content = yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
+    return {} if content is None else content
+
+
+def _read_json(text: str) -> Any:
+    def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _refuse_repeated([name for name, _ in pairs])
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=to_dict)
+
+
+def _refuse_repeated(names: list[str]) -> None:
+    """The parsers of YAML and JSON would let the last of two equal names win."""
+    repeated = [name for i, name in enumerate(names) if name in names[:i]]
+    if repeated:
+        raise ValueError(f"{repeated[0]} is given twice")
 
 
 _READERS: dict[str, Callable[[str], Any]] = {
     ".toml": tomllib.loads,
-    ".json": json.loads,
+    ".json": _read_json,
     ".yaml": _read_yaml,
     ".yml": _read_yaml,
 }

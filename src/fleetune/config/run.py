@@ -101,6 +101,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         problems = []
+        resume: Any = self.resume_from_checkpoint
+        if isinstance(resume, bool):  # a file has no setting without a value
+            object.__setattr__(self, "resume_from_checkpoint", "auto" if resume else None)
         for name, kind in field_types(type(self)).items():
             try:
                 object.__setattr__(self, name, coerce(getattr(self, name), kind, LIMITS[name]))
@@ -139,6 +142,8 @@ def _contradictions(config: RunConfig) -> list[str]:
         problems += _best_model_problems(config)
     if config.adam_beta1 == 0 and config.adam_beta2 == 0:
         problems.append("--adam_beta1 and --adam_beta2 are both 0: AdamW then divides a gradient by itself")
+    if config.lr_scheduler_type == "polynomial" and config.learning_rate <= 1e-7:
+        problems.append(f"--learning_rate {config.learning_rate:g}: the polynomial schedule ends at 1e-07, give more")
     return problems
 
 

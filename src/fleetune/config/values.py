@@ -81,16 +81,21 @@ def _to_bool(value: Any, kind: Any) -> bool:
 
 def _to_int(value: Any, kind: Any) -> int:
     number = _to_float(value, kind)
-    if isinstance(value, bool) or number != int(number):
+    if number != int(number):
         raise BadValue("a whole number is expected")
-    return int(value) if isinstance(value, int) else int(number)
+    try:
+        return int(value)  # exact, where the way through a float would round
+    except ValueError:
+        return int(number)  # a text such as 1e3
 
 
 def _to_float(value: Any, kind: Any) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise BadValue("a number is expected") from None
+    if isinstance(value, bool):
+        raise BadValue("a number is expected")
     if not math.isfinite(number):
         raise BadValue("a finite number is expected")
     return number
@@ -99,6 +104,8 @@ def _to_float(value: Any, kind: Any) -> float:
 def _to_text(value: Any, kind: Any) -> str:
     if isinstance(value, (dict, list, tuple)):
         raise BadValue("one value is expected")
+    if isinstance(value, bool):  # YAML reads an unquoted `no` as false
+        raise BadValue("text is expected: put it in quotes")
     return str(value)
 
 
@@ -119,15 +126,18 @@ def _to_choice(value: Any, kind: Any) -> str:
 
 
 def _to_words(value: Any, kind: Any) -> tuple[str, ...]:
-    parts = value.split(",") if isinstance(value, str) else list(value)
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)) or any(isinstance(p, (bool, dict, list, tuple)) for p in parts):
+        raise BadValue("a list of names is expected")
     words = tuple(str(p).strip() for p in parts)
-    if not all(words):
+    if not words or not all(words):
         raise BadValue("names separated by commas are expected")
     return words
 
 
 _CONVERTERS = {
-    bool: _to_bool, int: _to_int, float: _to_float, str: _to_text, Path: _to_path, Literal: _to_choice, tuple: _to_words,
+    bool: _to_bool, int: _to_int, float: _to_float, str: _to_text, Path: _to_path, Literal: _to_choice,
+    tuple: _to_words,
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypeVar
@@ -521,4 +522,5 @@ def _write_csv(path: Path, pairs: Sequence[Pair]) -> None:
     except OSError as error:
         raise OutputError(f"The example data cannot be written to {path}: {error}") from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # gone after the rename; never there if the folder is at fault
+            unfinished.unlink()

@@ -34,6 +34,7 @@ def _accuracy(outcome: Outcome) -> float:
 def _f1(outcome: Outcome) -> float:
     from sklearn.metrics import f1_score
 
+    assert outcome.positive_id is not None
     truth, predicted = outcome.labels == outcome.positive_id, outcome.predictions == outcome.positive_id
     return float(f1_score(truth, predicted, zero_division=0.0))
 
@@ -47,6 +48,8 @@ def _f1_macro(outcome: Outcome) -> float:
 def _matthews(outcome: Outcome) -> float:
     from sklearn.metrics import matthews_corrcoef
 
+    if np.ptp(outcome.labels) == 0 and np.array_equal(outcome.labels, outcome.predictions):
+        return 0.0  # as for any constant prediction, without the warning about one class
     return float(matthews_corrcoef(outcome.labels, outcome.predictions))
 
 
@@ -87,4 +90,4 @@ def compute_metrics(names: tuple[str, ...], outcome: Outcome) -> dict[str, float
 
 def is_greater_better(metric: str) -> bool:
     """Whether a larger value of a metric, with or without the `eval_` prefix, is the better one."""
-    return not metric.endswith(_SMALLER_IS_BETTER)
+    return not metric.removesuffix("_mm").endswith(_SMALLER_IS_BETTER)

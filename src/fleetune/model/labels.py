@@ -28,7 +28,7 @@ class LabelOrder:
 
 
 def align_labels(task_labels: tuple[str, ...], id2label: Mapping[int, str]) -> LabelOrder:
-    """Match a task's labels with those of a checkpoint, by name and without regard to case.
+    """Match a task's labels with those of a checkpoint, by name, whatever their case.
 
     Args:
         task_labels: Names in the task's order.
@@ -38,9 +38,11 @@ def align_labels(task_labels: tuple[str, ...], id2label: Mapping[int, str]) -> L
     same_order = np.arange(len(task_labels))
     if len(known) == len(task_labels) and all(_GENERIC.fullmatch(name) for name in known):
         return LabelOrder(names=task_labels, to_model=same_order, keeps_head=True)
-    place = {name.casefold(): i for i, name in enumerate(known)}
-    if len(known) == len(task_labels) and set(place) == {name.casefold() for name in task_labels}:
-        to_model = np.array([place[name.casefold()] for name in task_labels])
+    # as they are written, where only their case tells them apart
+    key = str.casefold if len({name.casefold() for name in known}) == len(known) else str
+    place = {key(name): i for i, name in enumerate(known)}
+    if len(known) == len(task_labels) and set(place) == {key(name) for name in task_labels}:
+        to_model = np.array([place[key(name)] for name in task_labels])
         names = tuple(task_labels[i] for i in np.argsort(to_model))
         return LabelOrder(names=names, to_model=to_model, keeps_head=True)
     return LabelOrder(names=task_labels, to_model=same_order, keeps_head=False)

@@ -63,7 +63,7 @@ class RunRecord:
 def read_record(folder: Path) -> RunRecord | None:
     """The record of a run's folder; None when there is none that can be read."""
     try:
-        content = json.loads((folder / RECORD_FILE).read_text())
+        content = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
         known = {f.name for f in dataclasses.fields(RunRecord)}
         return RunRecord(**{k: v for k, v in content.items() if k in known})
     except (OSError, ValueError, TypeError, AttributeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -59,7 +60,8 @@ class PlainTerminal(Terminal):
         self._interval_s = interval_s
 
     def say(self, line: str) -> None:
-        print(line, flush=True)
+        with contextlib.suppress(OSError):  # the terminal or the reader is gone: the run goes on, or saves
+            print(line, flush=True)
 
     @contextmanager
     def bar(self, title: str, total: int | None, unit: str, start: int = 0) -> Iterator[Bar]:
@@ -110,14 +112,17 @@ class RichTerminal(Terminal):
         self._console = Console(highlight=False)
 
     def say(self, line: str) -> None:
-        self._console.print(line, markup=False, soft_wrap=True)
+        with contextlib.suppress(OSError):  # the terminal is gone: the run goes on, or saves
+            self._console.print(line, markup=False, soft_wrap=True)
 
     @contextmanager
     def bar(self, title: str, total: int | None, unit: str, start: int = 0) -> Iterator[Bar]:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn(unit),
-                   TextColumn("{task.fields[note]}"), TimeRemainingColumn(compact=True), TextColumn("left"))  # fmt: skip
+        columns = (
+            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn(unit),
+            TextColumn("{task.fields[note]}"), TimeRemainingColumn(compact=True), TextColumn("left"),
+        )  # fmt: skip
         with Progress(*columns, console=self._console, transient=True) as progress:
             yield _RichBar(progress, progress.add_task(title, total=total, completed=start, note=""))
 

@@ -57,12 +57,19 @@ def write_checkpoint(folder: Path, write: Callable[[Path], None]) -> None:
         OutputError: The disk is full or cannot be written; nothing is left of the attempt.
     """
     unfinished = folder.with_name(f".{folder.name}.writing")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    clear_leftovers(folder.parent)
     with disk_errors(folder, unfinished):
         unfinished.mkdir(parents=True)
         write(unfinished)
         _write_manifest(unfinished)
         _swap_in(unfinished, folder)
+
+
+def clear_leftovers(output_dir: Path) -> None:
+    """Remove what a killed run left half written."""
+    for pattern in (".checkpoint-*.writing", ".checkpoint-*.replaced"):
+        for path in output_dir.glob(pattern):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _write_manifest(folder: Path) -> None:
@@ -91,17 +98,22 @@ def verify_checkpoint(folder: Path) -> None:
         CheckpointError: Names what is missing or differs.
     """
     try:
-        files = json.loads((folder / MANIFEST).read_text())["files"]
-    except (OSError, ValueError, KeyError) as error:
+        files = _read_manifest(folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder}: torn, its {MANIFEST} cannot be read ({error})") from error
-    for name, expected in files.items():
+    for name, (size, sha256) in files.items():
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{folder}: torn, {name} is missing")
-        if path.stat().st_size != expected["bytes"]:
-            raise CheckpointError(f"{folder}: torn, {name} has {path.stat().st_size:,} bytes of {expected['bytes']:,}")
-        if _sha256(path) != expected["sha256"]:
+        if path.stat().st_size != size:
+            raise CheckpointError(f"{folder}: torn, {name} has {path.stat().st_size:,} bytes of {size:,}")
+        if _sha256(path) != sha256:
             raise CheckpointError(f"{folder}: torn, the content of {name} is not what was written")
+
+
+def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
+    files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+    return {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
 
 
 def newest_intact(output_dir: Path, say: Callable[[str], None]) -> Path | None:
@@ -121,7 +133,7 @@ def prune_checkpoints(output_dir: Path, keep: int | None, best: Path | None) -> 
     if keep is None:
         return
     newest_first = list_checkpoints(output_dir)
-    spared = {*newest_first[:1], *([best] if best is not None else [])}
+    spared = {*newest_first[:1], *(f for f in newest_first if f == best)}  # the best may never have been saved
     removable = [f for f in newest_first if f not in spared]
     for folder in removable[max(0, keep - len(spared)) :]:
         shutil.rmtree(folder)

@@ -14,7 +14,7 @@ from fleetune.config import RunConfig
 from fleetune.errors import OutputError
 from fleetune.files import disk_errors
 from fleetune.report.record import RECORD_FILE, RunRecord, read_record
-from fleetune.train.checkpoint import list_checkpoints, step_of
+from fleetune.train.checkpoint import clear_leftovers, list_checkpoints, step_of
 
 LOCK_FILE = ".lock"
 TENSORBOARD_FOLDER = "runs"
@@ -71,6 +71,11 @@ def claim(config: RunConfig) -> Occupant:
     occupant = look_into(folder)
     if not config.overwrite_output_dir:
         _refuse_occupied(config, folder, occupant)
+    elif occupant.kind == "foreign" and (found := list_checkpoints(folder)):
+        raise OutputError(
+            f"--output_dir {folder}: the folder holds {found[0].name} of another program, which would be mixed up with "
+            "this run's: choose another folder, or move it away"
+        )
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     return occupant
@@ -130,10 +135,13 @@ def lock(folder: Path) -> Callable[[], None]:
     with disk_errors(folder):
         descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        with disk_errors(folder / LOCK_FILE):
+            is_ours = _take(descriptor, folder / LOCK_FILE)
+        if not is_ours:
+            raise OutputError(f"--output_dir {folder}: another run is writing into it")
+    except OutputError:
         os.close(descriptor)
-        raise OutputError(f"--output_dir {folder}: another run is writing into it") from None
+        raise
 
     def release() -> None:
         (folder / LOCK_FILE).unlink(missing_ok=True)
@@ -142,13 +150,28 @@ def lock(folder: Path) -> Callable[[], None]:
     return release
 
 
+def _take(descriptor: int, path: Path) -> bool:
+    """Whether the lock could be had: nobody holds it, and the file is not one that its last holder just removed."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
+
+
 def clear_earlier_run(folder: Path) -> None:
-    """Remove what an earlier run would leave beside a new one and mislead a reader: checkpoints, logs, results."""
+    """Remove what an earlier run would leave beside a new one and mislead a reader: checkpoints, logs, results.
+
+    Files of something else stay, and all of a folder that holds no run.
+    """
+    if read_record(folder) is None:
+        return
     for checkpoint in list_checkpoints(folder):
         shutil.rmtree(checkpoint)
-    shutil.rmtree(folder / TENSORBOARD_FOLDER, ignore_errors=True)
-    stale = ("*_results.json", "trainer_state.json", "predictions_*.jsonl", "predict_results_*.txt", RECORD_FILE)
-    for pattern in stale:
+    clear_leftovers(folder)
+    logs = f"{TENSORBOARD_FOLDER}/events.out.tfevents.*"
+    results = [f"{name}_results.json" for name in ("train", "eval", "all")]
+    for pattern in (logs, *results, "trainer_state.json", "predictions_*.jsonl", "predict_results_*.txt", RECORD_FILE):
         for path in folder.glob(pattern):
             path.unlink()
 
@@ -184,6 +207,7 @@ def check_room(folder: Path, model_bytes: int, num_checkpoints: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OutputError(
-            f"--output_dir {folder}: the disk has {free / 1e6:,.0f} MB free, the model and {num_checkpoints} checkpoints "
-            f"need {needed / 1e6:,.0f} MB: free some room, lower --save_total_limit, or give --save_strategy no"
+            f"--output_dir {folder}: the disk has {free / 1e6:,.0f} MB free, the model and {num_checkpoints} "
+            f"checkpoints need {needed / 1e6:,.0f} MB: free some room, lower --save_total_limit, or give "
+            "--save_strategy no"
         )

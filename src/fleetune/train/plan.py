@@ -64,13 +64,15 @@ class TrainPlan:
         batch = f"{self.global_batch_size} examples = {self.processes} processes x {self.micro_batch_size}"
         if self.accumulation > 1:
             batch += f" x {self.accumulation} accumulation steps"
-        scaled = f" = {self.base_learning_rate:g} x {self.processes} processes, --scale_lr {self.scale_lr}"
+        factor = self.learning_rate / self.base_learning_rate
+        scaled = f" = {self.base_learning_rate:g} x {factor:g} (--scale_lr {self.scale_lr}, {self.processes} processes)"
         return [
             f"ranks          {self.processes} process(es) x {self.threads} thread(s)",
             f"data           {self.num_examples:,} examples, {self.num_tokens:,} tokens, longest {self.longest}",
             f"global batch   {batch}",
             f"learning rate  {self.learning_rate:g}" + (scaled if self.processes > 1 else "")
-            + f", {self.lr_scheduler}, {self.warmup_steps} warm-up steps",
+            + f", {self.lr_scheduler}, "
+            + ("no warm-up" if self.lr_scheduler == "constant" else f"{self.warmup_steps} warm-up steps"),
             f"steps          {self.total_steps:,} ({self.epochs:g} epochs of {self.steps_per_epoch:,})",
             f"batches        {'flat, no padding' if self.unpadded else 'padded to the longest: the slower way'}",
         ]  # fmt: skip
@@ -94,10 +96,16 @@ def make_plan(
         epochs=total_steps / steps_per_epoch,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
-        warmup_steps=config.warmup_steps or math.ceil(config.warmup_ratio * total_steps),
+        warmup_steps=_warmup_steps(config, total_steps),
         lr_scheduler=config.lr_scheduler_type,
         base_learning_rate=config.learning_rate,
         scale_lr=config.scale_lr,
         learning_rate=config.learning_rate * _LR_SCALES[config.scale_lr](processes),
         unpadded=unpadded,
     )
+
+
+def _warmup_steps(config: RunConfig, total_steps: int) -> int:
+    if config.lr_scheduler_type == "constant":  # as in transformers, only constant_with_warmup has one
+        return 0
+    return config.warmup_steps or math.ceil(config.warmup_ratio * total_steps)

@@ -76,7 +76,7 @@ def make_engine(module: nn.Module, table: TokenTable, ranks: Ranks) -> nn.Module
         parameter.grad = None
     if ranks.world_size == 1:
         return module
-    engine = DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
+    engine = DistributedDataParallel(module, forward_sync_buffers=False, gradient_as_bucket_view=True)
     for _ in range(2):
         engine(nothing).sum().backward()
         engine.zero_grad(set_to_none=True)

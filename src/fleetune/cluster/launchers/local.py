@@ -26,11 +26,11 @@ from pathlib import Path
 
 from fleetune.cluster.launchers.guard import ALL_WELL
 from fleetune.cluster.rank import RankInfo, as_environment
-from fleetune.errors import ConfigError, LaunchError
+from fleetune.errors import ConfigError, LaunchError, PeerError
 from fleetune.hardware.host import usable_cores
 
 # Status of a rank that ends because another one failed, and so is never the one to report.
-PEER_FAILED = 76
+PEER_FAILED = PeerError.exit_status
 # What a peer of a failed rank gets between SIGTERM and SIGKILL, and what the user's second Ctrl-C leaves.
 PEER_GRACE_S = 5.0
 FORCED_GRACE_S = 2.0
