@@ -108,7 +108,7 @@ class FleetuneArm(Arm):
         )
 
 
-class LapCallback(transformers.TrainerCallback):
+class LapCallback(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is untyped to mypy
     """Takes the time of `Trainer`'s updates, the loading of their batches included."""
 
     def __init__(self) -> None:

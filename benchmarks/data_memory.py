@@ -40,6 +40,8 @@ class Measurement:
 
     repeat: int
     processes: int
+    threads: int
+    """Of each process."""
     cache: str
     """"empty": this run tokenises; "filled": it finds the tokens."""
     seconds_to_training: float
@@ -187,6 +189,7 @@ def watch(settings: Mapping[str, object], *, processes: int, repeat: int, cache:
     return Measurement(
         repeat=repeat,
         processes=processes,
+        threads=record.plan["threads"],
         cache=cache,
         seconds_to_training=training_at,
         seconds_to_first_update=training_at + update_seconds(record),
@@ -233,7 +236,13 @@ def summary_of(alike: Sequence[Measurement]) -> dict[str, Any]:
 
 def memory_table(summary: Sequence[Mapping[str, Any]]) -> str:
     """The summary as Markdown."""
-    header = ("processes", "token cache", "until training starts, s", "until the first update, s", "largest process, MB")
+    header = (
+        "processes",
+        "token cache",
+        "until training starts, s",
+        "until the first update, s",
+        "largest process, MB",
+    )
     return markdown_table(header, [memory_row(entry) for entry in summary])
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,7 +45,6 @@ TRAINER_SETTINGS = (
 def main(words: Sequence[str] | None = None) -> None:
     """Measure, write the result and print the table."""
     options = parse_options(words)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     transformers.utils.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory(prefix="fleetune-bench-") as folder:
         run, note = prepare_run(options, Path(folder))
@@ -73,7 +71,9 @@ def parse_options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="file to write; none: one with the date in benchmarks/results")
     options = parser.parse_args(words)
     if options.rounds <= WARM_UP_ROUNDS or options.steps < 1:
-        parser.error(f"--rounds {options.rounds} --steps {options.steps}: 2 rounds or more of 1 step or more are needed")
+        parser.error(
+            f"--rounds {options.rounds} --steps {options.steps}: 2 rounds or more of 1 step or more are needed"
+        )
     if options.data_dir is None and MRPC_FOLDER.is_dir():
         options.data_dir = MRPC_FOLDER
     return options

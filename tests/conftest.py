@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from fleetune import RunConfig, finetune
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
 

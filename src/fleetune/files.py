@@ -90,9 +90,9 @@ def sync(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):  # it may be gone, or never there since its folder is at fault
+    """Remove a file or folder, if it is there and can be."""
+    with suppress(OSError):  # it may never have been there, since its folder is at fault
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             path.unlink()

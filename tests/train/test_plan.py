@@ -122,7 +122,9 @@ def test_lines_tell_the_global_batch_and_how_the_rate_came_about() -> None:
     ]
 
 
-@pytest.mark.parametrize(("policy", "told"), [("sqrt", "2.82843e-05 = 2e-05 x 1.41421"), ("none", "2e-05 = 2e-05 x 1 ")])
+@pytest.mark.parametrize(
+    ("policy", "told"), [("sqrt", "2.82843e-05 = 2e-05 x 1.41421"), ("none", "2e-05 = 2e-05 x 1 ")]
+)
 def test_the_told_product_is_true_for_every_policy(policy: str, told: str) -> None:
     lines = plan(RunConfig(scale_lr=policy), processes=2).lines()  # type: ignore[arg-type]
     assert f"learning rate  {told}" in "\n".join(lines)

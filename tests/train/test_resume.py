@@ -99,7 +99,9 @@ def test_a_checkpoint_of_another_model_is_refused(train: Train, tmp_path: Path, 
     words = words_of(output)
     fresh = [*words, "--output_dir", tmp_path / "new"]
     del fresh[fresh.index("--output_dir") : fresh.index("--output_dir") + 2]
-    result = fleetune("train", *fresh, "--model", tiny_model_with_dropout, "--resume_from_checkpoint", moved, check=False)
+    result = fleetune(
+        "train", *fresh, "--model", tiny_model_with_dropout, "--resume_from_checkpoint", moved, check=False
+    )
     assert result.returncode != 0
     assert "the same setting" in result.stderr or "--model was" in result.stderr
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -121,13 +123,28 @@ def joined_ranks(info: RankInfo | None, timeout_s: float) -> Iterator[Ranks]:
     if info.local_world_size == info.world_size:  # all on this host: a host name that resolves oddly does no harm
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     timeout = timedelta(seconds=timeout_s)
-    store, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
-    dist.init_process_group("gloo", store=PrefixStore("gloo", store), rank=rank, world_size=world_size, timeout=timeout)
+    with _ended_by_ctrl_c():
+        store, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
+        group_store = PrefixStore("gloo", store)
+        dist.init_process_group("gloo", store=group_store, rank=rank, world_size=world_size, timeout=timeout)
+        try:
+            yield Ranks(info, PrefixStore("fleetune", store))
+            dist.barrier()  # the first rank holds the store: it must not leave while others still read
+        finally:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Let the kernel end the process on Ctrl-C: a rank that waits for another inside torch runs no Python handler."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        yield Ranks(info, PrefixStore("fleetune", store))
-        dist.barrier()  # the first rank holds the store: it must not leave while others still read
+        yield
     finally:
-        dist.destroy_process_group()
+        signal.signal(signal.SIGINT, before)
 
 
 def is_peer_loss(error: BaseException) -> bool:

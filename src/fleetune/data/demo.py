@@ -1,12 +1,11 @@
 """The example corpus: English sentence pairs, paraphrases and near misses, written by a small grammar.
 
-An event is a scene with its facts. A paraphrase is one event told twice in different words. A near miss
-tells an event and then the same event with exactly one fact changed, rewritten just as much. Of several
-tellings the second sentence is the one whose word overlap with the first comes nearest to a target drawn
-alike for both labels: counting shared words does not give the label away.
+An event is a scene with its facts. A paraphrase is one event told twice, with another sentence plan, other verbs and
+another order of clauses. A near miss tells an event, and then the same event with exactly one fact changed, rewritten
+just as much: how many words two sentences share says little about the label.
 
-The same seed gives the same bytes on every platform: all chance comes from `random.Random.random`, the one
-sequence that Python promises to keep.
+The same seed gives the same bytes on every platform: all chance comes from `random.Random.random`, the one sequence
+that Python promises to keep.
 """
 
 from __future__ import annotations
@@ -31,16 +30,18 @@ PARAPHRASE, NOT_PARAPHRASE = "paraphrase", "not_paraphrase"
 
 # How often each kind of near miss is taken, among those that an event allows.
 NEAR_MISS_WEIGHTS = {
-    "number": 4,
-    "name": 4,
-    "day": 3,
-    "place": 3,
-    "negation": 3,
+    "name": 6,
+    "negation": 4,
+    "place": 4,
     "direction": 3,
+    "number": 3,
+    "day": 2,
     "role": 2,
 }
 MIN_WORDS, MAX_WORDS = 8, 30
-RESTYLED = 0.25
+# Chance that a fact is written differently in the second sentence ("12" and "twelve", "Maria Holt" and "Holt"). At 0.25
+# the 6-layer demo model saw no difference between the labels in two epochs; at 0 a bag of words nears 0.78.
+RESTYLED = 0.07
 
 Key = tuple[str | int, ...]
 T = TypeVar("T")
@@ -223,12 +224,17 @@ def _clock_forms(key: Key) -> tuple[str, ...]:
     return (f"at {short} {half}", f"at {hour}:00", f"at {number_words(short)} in the {part}")
 
 
+def _draw_name(whole: Sequence[str], starts: Sequence[str], ends: Sequence[str], dice: Dice) -> str:
+    return dice.pick(whole) if dice.chance(0.5) else dice.pick(starts) + dice.pick(ends)
+
+
 def _draw_town(dice: Dice) -> Key:
-    return (dice.pick(grammar.TOWNS),)
+    return (_draw_name(grammar.TOWNS, grammar.TOWN_STARTS, grammar.TOWN_ENDS, dice),)
 
 
 def _draw_company(dice: Dice) -> Key:
-    return (dice.pick(grammar.COMPANY_STEMS), dice.pick(grammar.SECTORS)[0])
+    stem = _draw_name(grammar.COMPANY_STEMS, grammar.COMPANY_STARTS, grammar.COMPANY_ENDS, dice)
+    return (stem, dice.pick(grammar.SECTORS)[0])
 
 
 def _draw_date(dice: Dice) -> Key:

@@ -52,22 +52,34 @@ FIRST_NAMES = words(
     "Paul Wendy Arthur Lena Frank"
 )
 LAST_NAMES = words(
-    "Holt Reed Carver Benson Tanner Quinn Rowe Thorne Voss Webb Yates Abbott Brandt Crane Dalton Ellis "
-    "Foster Hobbs Irving Keller Lowell Mercer Nolan Osborne Ramsey Tully Vance Wolfe Archer Barlow Conway "
-    "Drake Emery Fisher Garner Hale Joyce Kemp Moss Norris Rossi Shaw Tate Vega Banks Cole Finch Gould "
-    "Hart Lopez Meyer Nash Perry Rao Silva Turner Weiss"
+    "Holt Reed Carver Benson Tanner Quinn Rowe Thorne Voss Webb Yates Abbott Brandt Crane Dalton Ellis Foster "
+    "Hobbs Irving Keller Lowell Mercer Nolan Osborne Ramsey Tully Vance Wolfe Archer Barlow Conway Drake Emery "
+    "Fisher Garner Hale Joyce Kemp Moss Norris Rossi Shaw Tate Vega Banks Cole Finch Gould Hart Lopez Meyer Nash "
+    "Perry Rao Silva Turner Weiss Lindqvist Okafor Moreau Parrish Sandoval Underhill Jansen Petrov Ibsen Oakes "
+    "Zeller Duarte Kovac"
 )
 TOWNS = words(
     "Ashford Milton Norwood Burton Preston Kingston Clayton Hampton Newport Fairfield Springfield "
     "Riverside Hillside Westfield Easton Clifton Linden Ashland Denton Sutton Fulton Carlton Weston "
     "Langley Grafton Redding Woodstock Mansfield Bedford Camden Dayton Stafford Wakefield Marlborough "
-    "Winchester Richmond Concord Oakland Bradford Hartford"
+    "Winchester Richmond Concord Oakland Bradford Hartford Lexington Plymouth Bristol Dover Durham "
+    "Halifax Ipswich Northampton Peterborough Wellington Greenwich Lincoln Brighton Stanford Lancaster "
+    "Windsor Stratford Chester Salisbury Sheffield Kirby Shelby Beverly Wembley Oxford"
 )
 COMPANY_STEMS = words(
     "Falcon Granite Maple Comet Raven Dolphin Panther Lotus Cedar Willow Coral Amber Copper Cobalt "
     "Emerald Ruby Pearl Meridian Horizon Pioneer Zenith Beacon Anchor Arrow Castle Crown Swan Olive "
-    "Aurora Dragon Tiger Orion Lily Harbor Crystal Saturn"
+    "Aurora Dragon Tiger Orion Lily Harbor Crystal Saturn Summit Phoenix Titan Eagle Silver Diamond "
+    "Sapphire Frontier Liberty Victory Omega Sigma Neptune Jupiter Empire Lion Wolf Rose"
 )
+# Half of the towns and companies get a name of two parts: too many names to learn by heart.
+TOWN_STARTS = words(
+    "Ash Brack Cold Dun East Fal Green Hart Kings Lang Mill Nor Oak Pem Red Stan Thorn West White Wood "
+    "Black Clear Fair Stone"
+)
+TOWN_ENDS = words("bury well field wick haven bridge mere stead")
+COMPANY_STARTS = words("Nor Vel Tar Cal Bel Zan Mar Hel Pol Ver Lum Dor Quan Sil Fen Gal Kar Tel Um Vis Cor Del")
+COMPANY_ENDS = words("vane dex tona ria mont lor nova tis bera gate cana max")
 SECTORS = (
     ("Foods", "food company"),
     ("Motors", "carmaker"),
@@ -201,7 +213,7 @@ SCENES: tuple[Scene, ...] = (
                 "the [purchase|acquisition|takeover] of {target} by {buyer} for {price} "
                 "[was called off|did not go through|fell through]",
                 "{buyer} decided not to [buy|acquire|purchase|take over] {target} for {price}",
-                "{buyer} did not complete its [purchase|takeover|acquisition] of {target} for {price}",
+                "{buyer} did not go ahead with its [purchase|takeover|acquisition] of {target} for {price}",
                 "a plan for {buyer} to [buy|acquire|take over] {target} for {price} was [dropped|abandoned|called off]",
             ),
         ),

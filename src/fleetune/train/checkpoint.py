@@ -57,8 +57,8 @@ def write_checkpoint(folder: Path, write: Callable[[Path], None]) -> None:
         OutputError: The disk is full or cannot be written; nothing is left of the attempt.
     """
     unfinished = folder.with_name(f".{folder.name}.writing")
-    clear_leftovers(folder.parent)
     with disk_errors(folder, unfinished):
+        clear_leftovers(folder.parent)
         unfinished.mkdir(parents=True)
         write(unfinished)
         _write_manifest(unfinished)
