@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-from fleetune import RunConfig, finetune
-
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
 

@@ -30,7 +30,7 @@ BELOW: dict[str, set[str]] = {
     "report": {"errors", "files"},
     "cluster": {"errors", "hardware"},
     "comm": {"errors", "hardware", "cluster"},
-    "data": {"errors", "files", "config", "hardware"},
+    "data": {"errors", "files", "config", "hardware", "comm", "report"},
     "model": {"errors", "files", "config", "hardware", "data"},
     "evaluate": {"errors", "files", "config", "hardware", "report", "cluster", "comm", "data", "model"},
     "train": {"errors", "files", "config", "hardware", "report", "cluster", "comm", "data", "model", "evaluate"},
@@ -167,14 +167,7 @@ def test_the_table_of_directions_is_itself_without_circles() -> None:
     assert {room_of(m) for m in MODULES} <= set(BELOW), "a new room needs a row"
 
 
-COMM_IS_MIXED = pytest.mark.xfail(
-    strict=True, reason="comm.shared prepares data: it belongs into a room above data, and this mark goes with it"
-)
-
-
-@pytest.mark.parametrize(
-    "room", [pytest.param(room, marks=COMM_IS_MIXED if room == "comm" else ()) for room in sorted(BELOW)]
-)
+@pytest.mark.parametrize("room", sorted(BELOW))
 def test_rooms_import_only_what_is_below_them(room: str) -> None:
     found = edges().get(room, {})
     wrong = [told for target, lines in found.items() if target not in BELOW[room] for told in lines]

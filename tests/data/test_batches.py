@@ -47,7 +47,7 @@ def test_epochs_and_seeds_differ_and_repeat() -> None:
 
 
 def test_split_by_cost_worked_by_hand() -> None:
-    # Longest first: 7 -> A, 6 -> B, 5 -> B (6 < 7) = 11, 4 -> A = 11, 3 -> A (tie of 11 and of two items: the first) = 14.
+    # Longest first: 7 -> A, 6 -> B, 5 -> B (6 < 7) = 11, 4 -> A = 11, 3 -> A (a tie of cost and count: the first).
     assert split_by_cost(np.array([3.0, 7.0, 4.0, 5.0, 6.0]), 2) == [[0, 1, 2], [3, 4]]
 
 
@@ -86,7 +86,8 @@ def table(labels: np.ndarray | None) -> TokenTable:
         folder=Path(), split="train", source="here", columns=Columns(texts=("text",), label="label"),
         token_ids=np.array([2, 7, 3, 2, 8, 9, 3, 2, 3], dtype=np.int32),
         type_ids=np.array([0, 0, 0, 0, 0, 1, 1, 0, 0], dtype=np.uint8),
-        offsets=np.array([0, 3, 7, 9]), labels=labels, rows=np.array([2, 3, 5]), num_bad_rows=0, bad_rows=(), num_unlabelled=0,
+        offsets=np.array([0, 3, 7, 9]), labels=labels, rows=np.array([2, 3, 5]),
+        num_bad_rows=0, bad_rows=(), num_unlabelled=0,
     )  # fmt: skip
 
 

@@ -20,9 +20,9 @@ from fleetune.errors import OutputError
 
 # Of the default corpus. A change of the grammar changes them, and every published demo result with them.
 SHA256 = {
-    "train": "?",
-    "validation": "?",
-    "test": "?",
+    "train": "6408088fb1ff26b8381c2289a9514ef5eb1040c27a4605302d8c08c7f8ad923b",
+    "validation": "e09a42d04b98bfbbedca95956b5a12cc85ddf420ddb8ccfb75c922ec48e3f3b8",
+    "test": "253fdf4dd489f9b642a80048447a7154288a213094e877affd2bef6ddf259fb2",
 }
 
 
@@ -267,7 +267,7 @@ def test_roles_are_swapped_between_like_kinds() -> None:
 def test_each_kind_of_near_miss_occurs(drafts: list[demo.Draft]) -> None:
     counts = Counter(draft.near_miss for draft in drafts if draft.near_miss)
     assert set(counts) == set(demo.NEAR_MISS_WEIGHTS)
-    assert min(counts.values()) >= 70, counts
+    assert min(counts.values()) >= 50, counts
 
 
 # --------------------------------------------------------------------------------- what a bag of words can do
@@ -278,7 +278,7 @@ def words(text: str) -> set[str]:
 
 
 def test_word_overlap_does_not_give_the_label_away(drafts: list[demo.Draft]) -> None:
-    """The best threshold on the Jaccard index; 0.59 when this was written."""
+    """The best threshold on the Jaccard index; 0.61 when this was written."""
     overlaps = np.array(
         [len(a & b) / len(a | b) for d in drafts for a, b in [(words(d.pair.sentence1), words(d.pair.sentence2))]]
     )
@@ -288,12 +288,13 @@ def test_word_overlap_does_not_give_the_label_away(drafts: list[demo.Draft]) -> 
     assert ((overlaps[validation] >= threshold) == same[validation]).mean() < 0.65
 
 
-def test_word_differences_do_not_give_the_label_away(drafts: list[demo.Draft]) -> None:
-    """Logistic regression on which words and word pairs only one sentence has; 0.72 when this was written."""
+@pytest.mark.parametrize("longest", [1, 2])
+def test_word_differences_do_not_give_the_label_away(drafts: list[demo.Draft], longest: int) -> None:
+    """Logistic regression on words (and word pairs) that only one sentence has; 0.68 (0.63) when this was written."""
     first, second = ([getattr(d.pair, name) for d in drafts] for name in ("sentence1", "sentence2"))
-    counter = CountVectorizer(ngram_range=(1, 2), min_df=2, token_pattern=r"\w+")
+    counter = CountVectorizer(ngram_range=(1, longest), min_df=2, token_pattern=r"\w+")
     counter.fit(first[:3000] + second[:3000])
     differences = abs(counter.transform(first) - counter.transform(second))
     same = np.array([draft.near_miss is None for draft in drafts])
-    model = LogisticRegression(C=0.3, max_iter=2000).fit(differences[:3000], same[:3000])
-    assert model.score(differences[3000:], same[3000:]) < 0.75
+    model = LogisticRegression(max_iter=2000).fit(differences[:3000], same[:3000])
+    assert model.score(differences[3000:], same[3000:]) < 0.72

@@ -16,9 +16,9 @@ from fleetune.model.padded import PaddedClassifier
 VOCABULARY, LENGTHS = 50, (7, 1, 12, 3)
 
 SMALL = {
-    "vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40,
-    "max_position_embeddings": 32, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "num_labels": 3,
-    "pad_token_id": 1,
+    "vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "intermediate_size": 40, "max_position_embeddings": 32, "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0, "num_labels": 3, "pad_token_id": 1,
 }  # fmt: skip
 SMALL_DISTILBERT = {
     "vocab_size": VOCABULARY, "dim": 24, "n_layers": 3, "n_heads": 4, "hidden_dim": 40, "max_position_embeddings": 32,

@@ -108,7 +108,7 @@ def test_every_tear_is_named_and_the_one_before_is_taken(
     assert words in str(caught.value)
     said: list[str] = []
     assert newest_intact(tmp_path, said.append) == older
-    assert said == [f"{caught.value}; trying the one before"]
+    assert said == [f"{caught.value}; trying an older one"]
 
 
 def test_the_newest_is_by_number_not_by_name(tmp_path: Path) -> None:

@@ -204,8 +204,8 @@ def test_an_unknown_architecture_trains_padded_and_says_so(
 
     folder = tmp_path / "albert"
     AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
-    AlbertModel(AlbertConfig(vocab_size=64, embedding_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-                             intermediate_size=32, max_position_embeddings=64)).save_pretrained(folder)  # fmt: skip
+    sizes = {"vocab_size": 64, "embedding_size": 8, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    AlbertModel(AlbertConfig(**sizes, intermediate_size=32, max_position_embeddings=64)).save_pretrained(folder)
     words = ["--train_file", tiny_data.train, "--validation_file", tiny_data.validation, "--cache_dir", cache_dir,
              "--model", folder, "--max_steps", 3, "--processes", 2, "--report_to", "none"]  # fmt: skip
     result = fleetune("train", *words, "--output_dir", tmp_path / "out")

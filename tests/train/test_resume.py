@@ -32,7 +32,7 @@ def test_resumed_equals_uninterrupted(
     whole = train("whole", **settings)
     total = read_json(whole / "trainer_state.json")["global_step"]
     per_epoch = total // 2
-    for step in (1, per_epoch, total - 1, total):
+    for step in (1, per_epoch, total - 1, total) if processes == 1 else (1, total - 1):
         resumed = train(f"from-{step}", **settings, resume_from_checkpoint=whole / f"checkpoint-{step}")
         assert (resumed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
         last = f"checkpoint-{total}"

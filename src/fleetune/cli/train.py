@@ -9,7 +9,6 @@ from fleetune.cli.arguments import make_parser, parse, tell_notices
 from fleetune.cluster.rank import read_rank
 from fleetune.cluster.start import start_ranks
 from fleetune.config import RunConfig, settings_file
-from fleetune.config.run import check_train
 
 DESCRIPTION = """Fine-tune an encoder for classification or regression of texts. The names of the settings are those of
 transformers' run_glue.py, run_classification.py and TrainingArguments."""
@@ -28,7 +27,9 @@ def train(config: RunConfig) -> int:
     Returns:
         The exit status.
     """
-    check_train(config)
+    from fleetune.train.checks import check_before_start
+
+    check_before_start(config)
     with settings_file(config) as path:
         status = start_ranks(["train", "--config", str(path)], processes=config.processes, threads=config.threads)
     return be_rank(config) if status is None else status

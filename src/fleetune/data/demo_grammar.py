@@ -72,14 +72,20 @@ COMPANY_STEMS = words(
     "Aurora Dragon Tiger Orion Lily Harbor Crystal Saturn Summit Phoenix Titan Eagle Silver Diamond "
     "Sapphire Frontier Liberty Victory Omega Sigma Neptune Jupiter Empire Lion Wolf Rose"
 )
-# Half of the towns and companies get a name of two parts: too many names to learn by heart.
+# Most towns and companies, and many persons, get a name of two parts: too many names to learn by heart.
 TOWN_STARTS = words(
-    "Ash Brack Cold Dun East Fal Green Hart Kings Lang Mill Nor Oak Pem Red Stan Thorn West White Wood "
-    "Black Clear Fair Stone"
+    "Ash Brack Cold Dun East Fal Green Hart Kings Lang Mill Nor Oak Pem Red Stan Thorn West White Wood Black "
+    "Clear Fair Stone Alder Birch Crow Deep Elm Fern Gold Hazel Iron Kes Lam Marsh Nether Otter Pen Rams Sedge "
+    "Thistle Up Wal Yar"
 )
-TOWN_ENDS = words("bury well field wick haven bridge mere stead")
-COMPANY_STARTS = words("Nor Vel Tar Cal Bel Zan Mar Hel Pol Ver Lum Dor Quan Sil Fen Gal Kar Tel Um Vis Cor Del")
-COMPANY_ENDS = words("vane dex tona ria mont lor nova tis bera gate cana max")
+TOWN_ENDS = words("bury well field wick haven bridge mere stead ham combe dale gate hurst minster port worth")
+COMPANY_STARTS = words(
+    "Nor Vel Tar Cal Bel Zan Mar Hel Pol Ver Lum Dor Quan Sil Fen Gal Kar Tel Um Vis Cor Del Bran Cas Dyn Eri Fal "
+    "Gren Hal Jun Kel Lor Mon Nim Pal Rin Sol Tri Val Zel"
+)
+COMPANY_ENDS = words("vane dex tona ria mont lor nova tis bera gate cana max dara fix line mira pex rona sta vio")
+LAST_STARTS = words("Al Bren Cas Dor Ed Fal Gar Hol Ken Lan Mar Nor Os Pel Ran Sel Tor Val Wen Har Bick Crom Hen Sten")
+LAST_ENDS = words("berg by den der ling low man more ner rick son ter ton wood")
 SECTORS = (
     ("Foods", "food company"),
     ("Motors", "carmaker"),

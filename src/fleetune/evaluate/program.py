@@ -9,16 +9,17 @@ from typing import Any
 
 from fleetune.cluster.rank import RankInfo
 from fleetune.comm.ranks import Ranks, joined_ranks
-from fleetune.comm.shared import load_data, set_threads
 from fleetune.config import RunConfig
 from fleetune.data.batches import CostModel
 from fleetune.data.dataset import prepare_inputs
+from fleetune.data.loading import load_data
 from fleetune.data.tasks import Task, custom_task, find_task, task_from_json, with_columns
 from fleetune.data.tokens import TokenTable
 from fleetune.errors import ConfigError
 from fleetune.evaluate.predict import FloatArray, Predictor
 from fleetune.evaluate.score import evaluate_splits, metric_text, write_predictions
 from fleetune.files import write_json, write_whole
+from fleetune.hardware.threads import set_threads
 from fleetune.model.load import (
     Classifier,
     check_tokenizer_fits,
@@ -61,7 +62,6 @@ def evaluate_rank(config: RunConfig, info: RankInfo | None, output: Path | None)
         info: Who this rank is.
         output: File for the metrics as JSON; None writes none.
     """
-    set_threads(config, info)
     with joined_ranks(info, config.ddp_timeout) as ranks:
         model = open_model(config, ranks)
         data = load_data(model.config, model.tokenizer, ranks, model.terminal, splits=["validation"], task=model.task)
@@ -85,7 +85,6 @@ def predict_rank(config: RunConfig, info: RankInfo | None, source: Path, output:
         source: File of texts; labels in it are not looked at.
         output: File for the predictions, one JSON object a line.
     """
-    set_threads(config, info)
     with joined_ranks(info, config.ddp_timeout) as ranks:
         model = open_model(config, ranks)
         table = TokenTable.open(Path(ranks.on_first(lambda: str(tokenise(model, source).folder))))
@@ -131,6 +130,7 @@ def tokenise(model: FinishedModel, source: Path) -> TokenTable:
 
 def open_model(config: RunConfig, ranks: Ranks) -> FinishedModel:
     """The model of a finished run, or of any folder or hub name that holds a classifier."""
+    set_threads(config.threads, local_world_size=ranks.local_world_size, speaks=ranks.is_first)
     model_config, tokenizer = load_model_config(config), load_tokenizer(config)
     config = config.replace(max_seq_length=check_tokenizer_fits(tokenizer, model_config, config.max_seq_length))
     task = task_of(config, model_config.id2label or {})

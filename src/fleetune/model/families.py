@@ -106,6 +106,8 @@ def _roberta(model_type: str) -> Family:
                   head=_module_head, positions_follow_padding=True)  # fmt: skip
 
 
+_DISTILBERT_OPTIONS = OptionNames(num_heads="n_heads", hidden_dropout="dropout", attention_dropout="attention_dropout")
+
 FAMILIES = {
     family.model_type: family
     for family in (
@@ -113,11 +115,10 @@ FAMILIES = {
         _roberta("roberta"),
         _roberta("xlm-roberta"),
         _roberta("camembert"),
-        Family(model_type="electra", backbone="electra", layers="encoder.layer", layer=_BERT_LAYER,
-               head=_module_head, embedding_projection="embeddings_project"),
+        Family(model_type="electra", backbone="electra", layers="encoder.layer", layer=_BERT_LAYER, head=_module_head,
+               embedding_projection="embeddings_project"),
         Family(model_type="distilbert", backbone="distilbert", layers="transformer.layer", layer=_DISTILBERT_LAYER,
-               head=_distilbert_head,
-               options=OptionNames(num_heads="n_heads", hidden_dropout="dropout", attention_dropout="attention_dropout")),
+               head=_distilbert_head, options=_DISTILBERT_OPTIONS),
     )
 }  # fmt: skip
 """`model_type` -> row."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from torch import nn
 
 from fleetune.config import RunConfig
@@ -162,8 +163,10 @@ def _check_weights(model: Any, report: dict[str, Any], source: str) -> list[str]
     absent = sorted(set(report["missing_keys"]) | mismatched)
     encoder = [k for k in absent if k.startswith(f"{model.base_model_prefix}.") and ".pooler." not in k]
     if encoder:
-        raise ModelError(f"{source}: {len(encoder)} weights of a {type(model).__name__} are missing or of another shape "
-                         f"({', '.join(encoder[:3])})")  # fmt: skip
+        kind = type(model).__name__
+        raise ModelError(
+            f"{source}: {len(encoder)} weights of a {kind} are missing or of another shape: {encoder[0]} ..."
+        )
     return [f"new weights, not in the checkpoint: {', '.join(absent)}"] if absent else []
 
 
@@ -188,7 +191,7 @@ def _reading(source: str, what: str) -> Iterator[None]:
     try:
         with quiet_transformers():
             yield
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         hint = "" if Path(source).exists() else " (neither a folder here nor to be had from the hub?)"
         raise ModelError(f"--model {source}: the {what} cannot be loaded{hint}: {reason}") from error

@@ -122,7 +122,7 @@ def newest_intact(output_dir: Path, say: Callable[[str], None]) -> Path | None:
         try:
             verify_checkpoint(folder)
         except CheckpointError as error:
-            say(f"{error}; trying the one before")
+            say(f"{error}; trying an older one")
         else:
             return folder
     return None

@@ -55,8 +55,8 @@ def look_into(folder: Path) -> Occupant:
     return Occupant(kind=kind, record=record, last_checkpoint=checkpoints[0] if checkpoints else None)
 
 
-def claim(config: RunConfig) -> Occupant:
-    """Check, before any work, that a run may write into its output folder, and make the folder.
+def check_occupied(config: RunConfig) -> Occupant:
+    """Check, before any work, that a run may write into its output folder.
 
     Returns:
         What the folder holds.
@@ -76,8 +76,19 @@ def claim(config: RunConfig) -> Occupant:
             f"--output_dir {folder}: the folder holds {found[0].name} of another program, which would be mixed up with "
             "this run's: choose another folder, or move it away"
         )
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    return occupant
+
+
+def claim(config: RunConfig) -> Occupant:
+    """Check that a run may write into its output folder, and make the folder.
+
+    Raises:
+        OutputError: It holds something that must not be overwritten, or cannot be made.
+    """
+    occupant = check_occupied(config)
+    assert config.output_dir is not None
+    with disk_errors(config.output_dir):
+        config.output_dir.mkdir(parents=True, exist_ok=True)
     return occupant
 
 

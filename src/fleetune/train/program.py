@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,12 +12,12 @@ from typing import Any
 from fleetune.cluster.rank import RankInfo, read_rank
 from fleetune.cluster.start import start_ranks
 from fleetune.comm.ranks import Ranks, joined_ranks
-from fleetune.comm.shared import load_data, set_threads
 from fleetune.config import RunConfig, settings_file
-from fleetune.config.run import check_train
+from fleetune.data.loading import load_data
 from fleetune.data.tokens import TokenTable
 from fleetune.errors import LaunchError
 from fleetune.hardware.host import read_host
+from fleetune.hardware.threads import set_threads
 from fleetune.hardware.versions import read_versions
 from fleetune.model.load import (
     Classifier,
@@ -28,6 +29,7 @@ from fleetune.model.load import (
 )
 from fleetune.report.record import RunRecord, read_record
 from fleetune.report.terminal import Terminal, open_terminal
+from fleetune.train.checks import check_before_start
 from fleetune.train.finish import finish
 from fleetune.train.interrupt import Stopped
 from fleetune.train.loop import train
@@ -52,7 +54,7 @@ def finetune(config: RunConfig) -> RunRecord:
         FleetuneError: The settings, the data, the model or the output folder cannot be used; see `fleetune.errors`.
         Stopped: A signal asked the run to stop; it has been saved.
     """
-    check_train(config)
+    check_before_start(config)
     with settings_file(config) as path:
         status = start_ranks(["train", "--config", str(path)], processes=config.processes, threads=config.threads)
     if status is None:
@@ -66,8 +68,8 @@ def finetune(config: RunConfig) -> RunRecord:
 
 def run_rank(config: RunConfig, info: RankInfo | None) -> RunRecord:
     """One rank of a training run, start to finish."""
-    threads = set_threads(config, info)
     with joined_ranks(info, config.ddp_timeout) as ranks, open_output(config, ranks) as record:
+        threads = set_threads(config.threads, local_world_size=ranks.local_world_size, speaks=ranks.is_first)
         terminal = open_terminal(ranks.is_first)
         run = prepare(config, ranks, threads, record, terminal)
         for line in run.plan.lines():
@@ -166,11 +168,21 @@ def make_room(config: RunConfig, classifier: Classifier, record: RunRecord) -> N
     """Last checks of the output folder, then the first write into it."""
     assert config.output_dir is not None
     model_bytes = sum(p.numel() * p.element_size() for p in classifier.hugging_face.parameters())
-    kept = 0 if config.save_strategy == "no" else (config.save_total_limit or 1) + 1
-    check_room(config.output_dir, model_bytes, kept)
+    check_room(config.output_dir, model_bytes, most_checkpoints(config, record.plan["total_steps"]))
     if config.overwrite_output_dir and config.resume_from_checkpoint is None:
         clear_earlier_run(config.output_dir)
     record.write(config.output_dir)
+
+
+def most_checkpoints(config: RunConfig, total_steps: int) -> int:
+    """How many checkpoints lie in the output folder at the same time, the one that is being written too."""
+    if config.save_strategy == "no":
+        return 0
+    per_epoch = math.ceil(config.num_train_epochs)
+    written = per_epoch if config.save_strategy == "epoch" else max(1, total_steps // config.save_steps)
+    if config.save_total_limit is None:
+        return written
+    return min(written, max(2, config.save_total_limit) + 1)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from fleetune.files import write_json
 from fleetune.model.load import save_model
 from fleetune.train.checkpoint import (
     checkpoint_folder,
+    list_checkpoints,
     newest_intact,
     prune_checkpoints,
     step_of,
@@ -124,7 +125,10 @@ def _chosen(run: TrainingRun) -> Path | None:
     assert wanted is not None
     assert output_dir is not None
     if wanted == "auto":
-        return newest_intact(output_dir, run.terminal.say)
+        folder = newest_intact(output_dir, run.terminal.say)
+        if folder is None and list_checkpoints(output_dir):
+            raise CheckpointError(f"{output_dir}: no checkpoint is whole; give --overwrite_output_dir to start anew")
+        return folder
     folder = Path(wanted).expanduser()
     if not folder.is_dir():
         raise CheckpointError(f"--resume_from_checkpoint {wanted}: there is no such folder")

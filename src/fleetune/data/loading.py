@@ -1,30 +1,15 @@
-"""First steps that every program of several ranks takes alike: threads, and data that one rank makes for all."""
+"""Data for all ranks of a run: one rank prepares it, the others open what it made."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from fleetune.cluster.rank import RankInfo
 from fleetune.comm.ranks import Ranks
 from fleetune.config import RunConfig
 from fleetune.data.dataset import TaskData, prepare_data
 from fleetune.data.tasks import Task
-from fleetune.hardware.host import choose_threads, usable_cores
 from fleetune.report.terminal import Terminal
-
-
-def set_threads(config: RunConfig, info: RankInfo | None) -> int:
-    """Set how many threads this rank computes with."""
-    local_world_size = 1 if info is None else info.local_world_size
-    threads, notice = choose_threads(os.environ, usable_cores(), local_world_size, config.threads)
-    if notice and (info is None or info.rank == 0):
-        print(notice, flush=True)
-    torch.set_num_threads(threads)
-    return threads
 
 
 def load_data(

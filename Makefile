@@ -1,0 +1,42 @@
+# make install | demo | test | check | bench | clean
+# TORCH_INDEX: a package index with CPU builds of torch, where plain pip would take the CUDA build of several GB.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH_INDEX ?=
+INSTALLED := $(VENV)/.installed
+
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: install demo test check lint bench clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) --requirement constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev]'
+	touch $@
+
+demo: install
+	$(BIN)/fleetune demo --processes 2
+
+lint: install
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+
+check: lint
+	$(BIN)/python -m pytest -q -m 'not slow'
+
+test: lint
+	$(BIN)/python -m pytest -q
+
+bench: install
+	$(BIN)/python -m benchmarks.train_speed
+	$(BIN)/python -m benchmarks.data_memory
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
