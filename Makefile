@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH_INDEX ?=
 INSTALLED := $(VENV)/.installed
+TOOLS := $(VENV)/.tools
 
 export HF_HUB_OFFLINE ?= 1
 
@@ -17,13 +18,17 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) --requirement constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]'
+	touch $@
+
+$(TOOLS): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev]'
 	touch $@
 
 demo: install
 	$(BIN)/fleetune demo --processes 2
 
-lint: install
+lint: $(TOOLS)
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
@@ -34,7 +39,7 @@ check: lint
 test: lint
 	$(BIN)/python -m pytest -q
 
-bench: install
+bench: $(TOOLS)
 	$(BIN)/python -m benchmarks.train_speed
 	$(BIN)/python -m benchmarks.data_memory
 

@@ -21,10 +21,10 @@ from benchmarks.result_file import REPOSITORY, describe, print_result, shown_pat
 from benchmarks.summary import Spread, markdown_table, paired_ratios
 from fleetune.cli.demo import MODEL_PACKAGE, packaged_model
 from fleetune.comm.ranks import Ranks
-from fleetune.comm.shared import set_threads
 from fleetune.config import RunConfig
 from fleetune.data.batches import Indices
 from fleetune.data.demo import write_demo_corpus
+from fleetune.hardware.threads import set_threads
 from fleetune.report.record import RunRecord
 from fleetune.report.terminal import PlainTerminal
 from fleetune.train.program import prepare
@@ -108,7 +108,7 @@ def load(config: RunConfig) -> TrainingRun:
     """Model, tokens, optimizer and plan of a run."""
     assert config.output_dir is not None
     config.output_dir.mkdir(exist_ok=True)
-    threads = set_threads(config, None)
+    threads = set_threads(config.threads, local_world_size=1, speaks=True)
     return prepare(config, Ranks(None, None), threads, RunRecord(config=config.to_dict()), PlainTerminal())
 
 
