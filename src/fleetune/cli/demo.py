@@ -21,6 +21,8 @@ DEFAULTS = {
     "learning_rate": 1e-4,
     "scale_lr": "none",
     "num_train_epochs": 2,
+    "per_device_train_batch_size": 8,
+    "processes": 2,
     "max_seq_length": 128,
 }
 
