@@ -70,8 +70,9 @@ def test_ranks_get_nearly_equal_costs() -> None:
 
 
 def test_cost_by_hand() -> None:
-    # 48 tokens at width 32: 48 x (1 + 2 x 48 / (6 x 32)) = 48 x 1.5 = 72.
-    assert CostModel(hidden_size=32, attention_penalty=2.0).of(np.array([48])).tolist() == [72.0]
+    # 48 tokens at width 32: 10 + 48 x (1 + 2 x 48 / (6 x 32)) = 10 + 48 x 1.5 = 82.
+    costs = CostModel(hidden_size=32, attention_penalty=2.0, sequence_overhead=10.0)
+    assert costs.of(np.array([48])).tolist() == [82.0]
 
 
 def test_sorted_batches_hold_every_example_once_the_longest_first() -> None:

@@ -83,16 +83,19 @@ class CostModel:
     """What an example costs a rank, in units of one token's matrix products.
 
     The products of a layer need 24 D**2 operations a token where the feed-forward is 4 D wide, and attention 4 L D: a
-    share L / 6 D of it. `attention_penalty` says how much slower an operation of attention is; it was measured.
+    share L / 6 D of it. The other two numbers were measured, see `docs/log.md`.
     """
 
     hidden_size: int
-    attention_penalty: float = 2.0
+    attention_penalty: float = 6.0
+    """How much longer an operation of attention takes than one of a product."""
+    sequence_overhead: float = 12.0
+    """What a sequence costs whatever its length, in tokens."""
 
     def of(self, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
         """Cost of sequences of the given lengths (tokens)."""
         share = self.attention_penalty * lengths / (6.0 * self.hidden_size)
-        return np.asarray(lengths * (1.0 + share), dtype=np.float64)
+        return np.asarray(self.sequence_overhead + lengths * (1.0 + share), dtype=np.float64)
 
 
 def split_by_cost(costs: NDArray[np.float64], parts: int) -> list[list[int]]:
