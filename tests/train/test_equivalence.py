@@ -13,6 +13,8 @@ from safetensors.numpy import load_file
 
 from tests.conftest import Train, losses_of, read_json
 
+pytestmark = pytest.mark.slow
+
 SPLITS = {
     "2 x 16": {"processes": 2, "per_device_train_batch_size": 16},
     "4 x 8": {"processes": 4, "per_device_train_batch_size": 8},
@@ -23,11 +25,6 @@ SPLITS = {
 
 def weights_of(output: Path) -> dict[str, np.ndarray]:
     return load_file(output / "model.safetensors")
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, object]:
-    return {}
 
 
 def test_n_processes_equal_one(train: Train) -> None:

@@ -55,6 +55,7 @@ def wait_until_training(process: Started, output: Path) -> None:
     pytest.fail(f"training did not begin: {process.communicate()}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_the_run_can_go_on(
     start: Callable[[], Started], words: list[str], tmp_path: Path, number: signal.Signals
@@ -78,6 +79,7 @@ def test_a_signal_saves_and_the_run_can_go_on(
     assert (output / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once(start: Callable[[], Started], tmp_path: Path) -> None:
     process = start()
     wait_until_training(process, tmp_path / "out")
@@ -96,6 +98,7 @@ def test_a_second_signal_ends_at_once(start: Callable[[], Started], tmp_path: Pa
     assert not any(is_alive(rank) for rank in ranks)
 
 
+@pytest.mark.slow
 def test_a_signal_before_training_ends_without_a_trace(start: Callable[[], Started]) -> None:
     process = start()
     time.sleep(1.0)  # ranks are importing torch

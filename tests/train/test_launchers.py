@@ -39,6 +39,7 @@ def test_outer_launchers_train_the_model_of_the_local_one(train: Train) -> None:
         assert read_json(other / "record.json")["plan"]["processes"] == 2
 
 
+@pytest.mark.slow
 def test_srun_variables_make_a_rank(train: Train, tmp_path: Path) -> None:
     """Two processes with the variables that a step of srun sets, started by hand."""
     local = train("local", processes=2, max_steps=2)

@@ -113,17 +113,21 @@ def test_constant_has_no_warmup_and_the_plan_says_so() -> None:
 def test_lines_tell_the_global_batch_and_how_the_rate_came_about() -> None:
     config = RunConfig(per_device_train_batch_size=8, gradient_accumulation_steps=2, warmup_steps=4)
     assert plan(config, processes=4, num_examples=12_345).lines() == [
-        "ranks          4 process(es) x 3 thread(s)",
+        "ranks          4 processes x 3 threads",
         "data           12,345 examples, 54,321 tokens, longest 77",
         "global batch   64 examples = 4 processes x 8 x 2 accumulation steps",
-        "learning rate  8e-05 = 2e-05 x 4 (--scale_lr linear, 4 processes), linear, 4 warm-up steps",
+        "learning rate  2e-05 x 4 (--scale_lr linear, 4 processes) = 8e-05, linear, 4 warm-up steps",
         "steps          579 (3 epochs of 193)",
         "batches        flat, no padding",
     ]
 
 
 @pytest.mark.parametrize(
-    ("policy", "told"), [("sqrt", "2.82843e-05 = 2e-05 x 1.41421"), ("none", "2e-05 = 2e-05 x 1 ")]
+    ("policy", "told"),
+    [
+        ("sqrt", "2e-05 x 1.41421 (--scale_lr sqrt, 2 processes) = 2.82843e-05"),
+        ("none", "2e-05 x 1 (--scale_lr none, 2 processes) = 2e-05"),
+    ],
 )
 def test_the_told_product_is_true_for_every_policy(policy: str, told: str) -> None:
     lines = plan(RunConfig(scale_lr=policy), processes=2).lines()  # type: ignore[arg-type]
@@ -132,7 +136,7 @@ def test_the_told_product_is_true_for_every_policy(policy: str, told: str) -> No
 
 def test_one_process_needs_no_product_and_padding_is_admitted() -> None:
     lines = "\n".join(plan(RunConfig(), unpadded=False).lines())
-    assert "learning rate  2e-05, linear, 0 warm-up steps" in lines
+    assert "learning rate  2e-05, linear, no warm-up" in lines
     assert "padded to the longest" in lines
 
 

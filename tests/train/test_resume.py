@@ -18,6 +18,7 @@ def history(output: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in e.items() if "runtime" not in k and "per_second" not in k} for e in entries]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_resumed_equals_uninterrupted(
     train: Train, tmp_path: Path, tiny_model_with_dropout: Path, processes: int
@@ -57,6 +58,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_taken(train: Train, tm
     assert (whole / "model.safetensors").read_bytes() == expected
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_is_offered_and_other_settings_are_refused(train: Train) -> None:
     output = train("out", save_strategy="steps", save_steps=5)
     unfinish(output)

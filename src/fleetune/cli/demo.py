@@ -20,7 +20,7 @@ DEFAULTS = {
     "output_dir": "demo-out",
     "learning_rate": 1e-4,
     "scale_lr": "none",
-    "num_train_epochs": 1.25,
+    "num_train_epochs": 1.5,
     "per_device_train_batch_size": 8,
     "processes": 2,
     "max_seq_length": 128,

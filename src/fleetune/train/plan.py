@@ -61,21 +61,29 @@ class TrainPlan:
 
     def lines(self) -> list[str]:
         """The plan as text, a line for each thing to know before it starts."""
-        batch = f"{self.global_batch_size} examples = {self.processes} processes x {self.micro_batch_size}"
+        processes = _counted(self.processes, "process", "processes")
+        batch = f"{self.global_batch_size} examples = {processes} x {self.micro_batch_size}"
         if self.accumulation > 1:
             batch += f" x {self.accumulation} accumulation steps"
-        factor = self.learning_rate / self.base_learning_rate
-        scaled = f" = {self.base_learning_rate:g} x {factor:g} (--scale_lr {self.scale_lr}, {self.processes} processes)"
+        rate = f"{self.learning_rate:g}, {self.lr_scheduler}"
+        if self.processes > 1:
+            factor = self.learning_rate / self.base_learning_rate
+            rate = f"{self.base_learning_rate:g} x {factor:g} (--scale_lr {self.scale_lr}, {processes}) = {rate}"
+        warmup = (
+            "no warm-up" if self.warmup_steps == 0 else _counted(self.warmup_steps, "warm-up step", "warm-up steps")
+        )
         return [
-            f"ranks          {self.processes} process(es) x {self.threads} thread(s)",
+            f"ranks          {processes} x {_counted(self.threads, 'thread', 'threads')}",
             f"data           {self.num_examples:,} examples, {self.num_tokens:,} tokens, longest {self.longest}",
             f"global batch   {batch}",
-            f"learning rate  {self.learning_rate:g}" + (scaled if self.processes > 1 else "")
-            + f", {self.lr_scheduler}, "
-            + ("no warm-up" if self.lr_scheduler == "constant" else f"{self.warmup_steps} warm-up steps"),
-            f"steps          {self.total_steps:,} ({self.epochs:g} epochs of {self.steps_per_epoch:,})",
+            f"learning rate  {rate}, {warmup}",
+            f"steps          {self.total_steps:,} ({self.epochs:.3g} epochs of {self.steps_per_epoch:,})",
             f"batches        {'flat, no padding' if self.unpadded else 'padded to the longest: the slower way'}",
-        ]  # fmt: skip
+        ]
+
+
+def _counted(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
 
 
 def make_plan(
