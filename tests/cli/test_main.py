@@ -92,7 +92,7 @@ def test_every_command_is_a_module_with_a_run() -> None:
         ),
         (CheckpointError("torn"), 1, "error: torn\n"),
         (FleetuneError("general"), 1, "error: general\n"),
-        (KeyboardInterrupt(), 130, "\ninterrupted: nothing was saved\n"),
+        (KeyboardInterrupt(), 130, "\ninterrupted: nothing more was written\n"),
     ],
 )
 def test_errors_are_a_message_and_a_status(

@@ -171,6 +171,16 @@ def test_a_learning_rate_that_wrecks_the_model(settings: dict[str, Any]) -> None
     assert read_json(Path(settings["output_dir"]) / "record.json")["status"] == "failed"
 
 
+def test_a_metric_that_the_task_does_not_have(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"metric_for_best_model acuracy: .* \(did you mean accuracy\?\)"):
+        finetune(RunConfig(**settings | {"metric_for_best_model": "acuracy"}))
+
+
+def test_a_length_beyond_the_models_positions_is_lowered_and_said_so(settings: dict[str, Any]) -> None:
+    record = finetune(RunConfig(**settings | {"max_seq_length": 500}))
+    assert "max_seq_length is lowered to 64: the model has no more positions" in record.notices
+
+
 def test_a_checkpoint_that_is_not_there(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no such folder"):
         finetune(RunConfig(**settings | {"resume_from_checkpoint": str(tmp_path / "checkpoint-9")}))

@@ -71,9 +71,9 @@ def test_an_unfinished_run_is_offered_and_other_settings_are_refused(train: Trai
     refused = fleetune("train", *words, "--seed", 7, "--resume_from_checkpoint", check=False)
     assert refused.returncode == 1
     assert "--seed was 42, is 7" in refused.stderr
+    assert read_json(output / "record.json")["config"]["seed"] == 42, "a refused run must not touch the record"
     plan = fleetune("train", *words, "--per_device_train_batch_size", 8, "--resume_from_checkpoint", check=False)
     assert "global_batch_size was 16, is 8" in plan.stderr
-    assert read_json(output / "record.json")["config"]["seed"] == 42, "a refused run must not touch the record"
     finished = fleetune("train", *words, "--resume_from_checkpoint")
     assert "at step 10 of 12" in finished.stdout
 

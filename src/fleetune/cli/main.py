@@ -75,7 +75,7 @@ def guarded(command: str, words: list[str]) -> int:
         return error.exit_status
     except KeyboardInterrupt:
         if not _rank_words():
-            print("\ninterrupted: nothing was saved", file=sys.stderr, flush=True)
+            print("\ninterrupted: nothing more was written", file=sys.stderr, flush=True)
         return 130
     except BrokenPipeError:  # the reader of our output went away, as in `fleetune ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,48 +6,44 @@ from pathlib import Path
 from typing import Any
 
 from fleetune.evaluate.predict import FloatArray
-from fleetune.evaluate.score import evaluate_splits, metric_text, write_glue_predictions, write_predictions
+from fleetune.evaluate.score import metric_text, write_glue_predictions, write_predictions
 from fleetune.files import write_json
 from fleetune.model.load import save_model
-from fleetune.train.loop import log, make_predictor
+from fleetune.train.loop import evaluate, log, make_predictor
 from fleetune.train.output import write_files
-from fleetune.train.run import TrainingRun
+from fleetune.train.run import Evaluation, TrainingRun
 from fleetune.train.saving import TRAINER_STATE_FILE, load_best, trainer_state
 
 
 def finish(run: TrainingRun) -> None:
     """Evaluate, predict and write the output folder."""
-    if run.config.load_best_model_at_end:
-        load_best(run)
-    logits: dict[str, FloatArray] = {}
-    results = evaluate_last(run, logits)
-    predict_test(run, logits)
+    evaluated_step = load_best(run) if run.config.load_best_model_at_end else run.state.step
+    evaluation = evaluate_last(run, evaluated_step)
+    results = evaluation.results if evaluation is not None else {}
+    logits = (evaluation.logits if evaluation is not None else {}) | predict_test(run)
     run.record.metrics = results
     run.ranks.on_first(lambda: write_output(run, results, logits))
     run.terminal.say(f"final  {metric_text(results)}" if results else "finished without an evaluation")
     tell(run)
 
 
-def evaluate_last(run: TrainingRun, logits: dict[str, FloatArray]) -> dict[str, Any]:
-    """Metrics of the weights that are kept; each split's logits are put into `logits` on the first rank."""
+def evaluate_last(run: TrainingRun, weights_of_step: int) -> Evaluation | None:
+    """The evaluation of the weights that are kept, unless it was the last thing done."""
     if not run.config.do_eval:
-        return {}
-    with run.record.phase("evaluation"):
-        results = evaluate_splits(
-            make_predictor(run), run.eval_tables, run.task, run.classifier, keep=logits.__setitem__
-        )
+        return None
+    if run.last_evaluation is not None and run.last_evaluation.step == weights_of_step == run.state.step:
+        return run.last_evaluation
+    evaluation = evaluate(run)
     if not run.state.has_evaluated():
-        log(run, results)
-    return results
+        log(run, evaluation.results)
+    return evaluation
 
 
-def predict_test(run: TrainingRun, logits: dict[str, FloatArray]) -> None:
-    """Predict the test splits, where asked for."""
+def predict_test(run: TrainingRun) -> dict[str, FloatArray]:
+    """Logits of the test splits, on the first rank."""
     with run.record.phase("prediction"):
-        for split, table in run.test_tables.items():
-            found = make_predictor(run).logits(table)
-            if found is not None:
-                logits[split] = found
+        found = {split: make_predictor(run).logits(table) for split, table in run.test_tables.items()}
+    return {split: logits for split, logits in found.items() if logits is not None}
 
 
 def write_output(run: TrainingRun, results: dict[str, Any], logits: dict[str, FloatArray]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,12 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 from fleetune.data.batches import CostModel, pack
 from fleetune.errors import PeerError, TrainingError
 from fleetune.evaluate.metrics import is_greater_better
-from fleetune.evaluate.predict import PredictionStopped, Predictor
+from fleetune.evaluate.predict import FloatArray, PredictionStopped, Predictor
 from fleetune.evaluate.score import evaluate_splits, metric_text
 from fleetune.model.losses import LOSSES
 from fleetune.train.interrupt import Stopped, StopRequest, listening
 from fleetune.train.optim import update
-from fleetune.train.run import TrainingRun
+from fleetune.train.run import Evaluation, TrainingRun
 from fleetune.train.saving import save_checkpoint
 
 
@@ -32,7 +33,11 @@ def train(run: TrainingRun) -> None:
         TrainingError: The loss is no longer finite.
     """
     pace = Pace(run)
-    with listening() as request, run.terminal.bar("training", run.plan.total_steps, "steps", run.state.step) as bar:
+    with (
+        pace.recorded(run),
+        listening() as request,
+        run.terminal.bar("training", run.plan.total_steps, "steps", run.state.step) as bar,
+    ):
         if run.state.step > 0:
             evaluate_if_due(run, request)  # a stop may have come between the step and its evaluation
         while run.state.step < run.plan.total_steps:
@@ -52,7 +57,6 @@ def train(run: TrainingRun) -> None:
             evaluate_if_due(run, request)
             if is_due(run, run.config.save_strategy, run.config.save_steps):
                 save_checkpoint(run)
-    pace.write(run)
 
 
 def accumulate_gradients(run: TrainingRun) -> tuple[float, int]:
@@ -109,6 +113,21 @@ def log(run: TrainingRun, entry: dict[str, Any]) -> None:
     run.tracker.log(step, entry)
 
 
+def evaluate(run: TrainingRun, request: StopRequest | None = None) -> Evaluation:
+    """Metrics of the model as it stands on all validation splits; kept, so that nothing is evaluated twice.
+
+    Raises:
+        PredictionStopped: `request` came on some rank.
+    """
+    logits: dict[str, FloatArray] = {}
+    with run.record.phase("evaluation"):
+        results = evaluate_splits(
+            make_predictor(run, request), run.eval_tables, run.task, run.classifier, keep=logits.__setitem__
+        )
+    run.last_evaluation = Evaluation(step=run.state.step, results=results, logits=logits)
+    return run.last_evaluation
+
+
 def make_predictor(run: TrainingRun, request: StopRequest | None = None) -> Predictor:
     """What evaluates the run's model as it stands."""
     return Predictor(
@@ -134,11 +153,10 @@ def evaluate_if_due(run: TrainingRun, request: StopRequest) -> None:
     due = run.config.do_eval and is_due(run, run.config.eval_strategy, interval)
     if not due or run.state.has_evaluated():
         return
-    with run.record.phase("evaluation"):
-        try:
-            results = evaluate_splits(make_predictor(run, request), run.eval_tables, run.task, run.classifier)
-        except PredictionStopped:
-            stop_here(run, request)
+    try:
+        results = evaluate(run, request).results
+    except PredictionStopped:
+        stop_here(run, request)
     log(run, results)
     run.terminal.say(f"step {run.state.step:,}  {metric_text(results)}")
     name, greater_is_better = best_metric(run)
@@ -182,8 +200,15 @@ class Pace:
         """Loss and speed for the progress bar."""
         return f"loss {run.state.recent_losses[-1]:.3f}, {self._num_samples / self._seconds:,.1f} samples/s"
 
-    def write(self, run: TrainingRun) -> None:
-        """Put the speed into the record."""
+    @contextlib.contextmanager
+    def recorded(self, run: TrainingRun) -> Iterator[None]:
+        """Put the speed into the record after a `with` block, however it ends."""
+        try:
+            yield
+        finally:
+            self._write(run)
+
+    def _write(self, run: TrainingRun) -> None:
         seconds = self._seconds or math.inf
         run.record.seconds["training"] = self._seconds
         run.record.throughput |= {

@@ -13,14 +13,15 @@ from fleetune.cluster.rank import RankInfo, read_rank
 from fleetune.cluster.start import start_ranks
 from fleetune.comm.ranks import Ranks, joined_ranks
 from fleetune.config import RunConfig, settings_file
+from fleetune.config.values import nearest
 from fleetune.data.loading import load_data
+from fleetune.data.tasks import Task
 from fleetune.data.tokens import TokenTable
-from fleetune.errors import LaunchError
+from fleetune.errors import ConfigError, LaunchError
 from fleetune.hardware.host import read_host
 from fleetune.hardware.threads import set_threads
 from fleetune.hardware.versions import read_versions
 from fleetune.model.load import (
-    Classifier,
     check_tokenizer_fits,
     load_classifier,
     load_model_config,
@@ -35,7 +36,7 @@ from fleetune.train.interrupt import Stopped
 from fleetune.train.loop import train
 from fleetune.train.optim import make_optimizer
 from fleetune.train.output import TENSORBOARD_FOLDER, check_room, claim, clear_earlier_run, lock
-from fleetune.train.plan import make_plan
+from fleetune.train.plan import TrainPlan, make_plan
 from fleetune.train.run import TrainingRun, make_batches, make_engine
 from fleetune.train.saving import resume
 from fleetune.train.state import TrainState
@@ -75,6 +76,7 @@ def run_rank(config: RunConfig, info: RankInfo | None) -> RunRecord:
         for line in run.plan.lines():
             terminal.say(line)
         resume(run)
+        ranks.on_first(lambda: make_room(run))
         with tracked(run):
             train(run)
             finish(run)
@@ -85,9 +87,7 @@ def run_rank(config: RunConfig, info: RankInfo | None) -> RunRecord:
 def open_output(config: RunConfig, ranks: Ranks) -> Iterator[RunRecord]:
     """Claim the output folder for the time of the run, and make the record that will be written into it."""
     assert config.output_dir is not None
-    record = RunRecord(
-        config=config.to_dict(), versions=read_versions(), host=dataclasses.asdict(read_host())
-    )  # fmt: skip
+    record = RunRecord(config=config.to_dict(), versions=read_versions(), host=dataclasses.asdict(read_host()))
     release: list[Callable[[], None]] = []
 
     def take() -> None:
@@ -103,14 +103,12 @@ def open_output(config: RunConfig, ranks: Ranks) -> Iterator[RunRecord]:
             give_back()
 
 
-def prepare(
-    config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, terminal: Terminal
-) -> TrainingRun:  # fmt: skip
-    """Load model and data, make the plan, and put the run together; only after all of it is an old run cleared."""
+def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, terminal: Terminal) -> TrainingRun:
+    """Load model and data, make the plan, and put the run together; nothing is written yet."""
     with record.phase("model"):
         model_config = load_model_config(config)
         tokenizer = load_tokenizer(config)
-        config = config.replace(max_seq_length=check_tokenizer_fits(tokenizer, model_config, config.max_seq_length))
+        config = shortened(config, check_tokenizer_fits(tokenizer, model_config, config.max_seq_length), record)
     with record.phase("data"):
         data = load_data(config, tokenizer, ranks, terminal, splits=wanted_splits(config))
     with record.phase("model"):
@@ -121,13 +119,13 @@ def prepare(
         config, processes=ranks.world_size, threads=threads, num_examples=len(train_table),
         num_tokens=train_table.num_tokens, longest=int(train_table.lengths.max()), unpadded=classifier.unpadded,
     )  # fmt: skip
-    for notice in (*data.notices, *classifier.notices):
+    check_best_metric(config, data.task)
+    record.notices += [*data.notices, *classifier.notices]
+    for notice in record.notices:
         terminal.say(notice)
     record.plan, record.task = plan.to_dict(), dataclasses.asdict(data.task)
-    record.notices += [*data.notices, *classifier.notices]
     record.bad_rows = {name: bad_rows_of(table) for name, table in data.splits.items() if table.num_bad_rows}
     record.throughput |= padding_avoided(train_table, config.max_seq_length)
-    ranks.on_first(lambda: make_room(config, classifier, record))
     engine = make_engine(classifier.module, train_table, ranks)
     return TrainingRun(
         config=config,
@@ -153,6 +151,26 @@ def wanted_splits(config: RunConfig) -> list[str]:
     return ["train", *(["validation"] if config.do_eval else []), *(["test"] if config.do_predict else [])]
 
 
+def shortened(config: RunConfig, usable_length: int, record: RunRecord) -> RunConfig:
+    """The settings with the sequence length that the model can take, and a notice where that is less."""
+    if usable_length == config.max_seq_length:
+        return config
+    record.notices.append(f"max_seq_length is lowered to {usable_length}: the model has no more positions")
+    return config.replace(max_seq_length=usable_length)
+
+
+def check_best_metric(config: RunConfig, task: Task) -> None:
+    """Refuse a metric that no evaluation of the task will give.
+
+    Raises:
+        ConfigError: Names the metrics there are.
+    """
+    known = ("loss", *task.metrics)
+    asked = (config.metric_for_best_model or "loss").removeprefix("eval_")
+    if asked not in known:
+        raise ConfigError(f"--metric_for_best_model {asked}: the task has {', '.join(known)}{nearest(asked, known)}")
+
+
 def bad_rows_of(table: TokenTable) -> dict[str, Any]:
     """The rows of a split that were left out, for the record."""
     return {"count": table.num_bad_rows, "first": [dataclasses.asdict(row) for row in table.bad_rows]}
@@ -164,22 +182,22 @@ def padding_avoided(table: TokenTable, max_seq_length: int) -> dict[str, float]:
     return {"padding_avoided": 1.0 - table.num_tokens / padded}
 
 
-def make_room(config: RunConfig, classifier: Classifier, record: RunRecord) -> None:
-    """Last checks of the output folder, then the first write into it."""
+def make_room(run: TrainingRun) -> None:
+    """Last checks of the output folder, then the first write into it; only now is an old run cleared away."""
+    config = run.config
     assert config.output_dir is not None
-    model_bytes = sum(p.numel() * p.element_size() for p in classifier.hugging_face.parameters())
-    check_room(config.output_dir, model_bytes, most_checkpoints(config, record.plan["total_steps"]))
+    model_bytes = sum(p.numel() * p.element_size() for p in run.classifier.hugging_face.parameters())
+    check_room(config.output_dir, model_bytes, most_checkpoints(config, run.plan))
     if config.overwrite_output_dir and config.resume_from_checkpoint is None:
         clear_earlier_run(config.output_dir)
-    record.write(config.output_dir)
+    run.record.write(config.output_dir)
 
 
-def most_checkpoints(config: RunConfig, total_steps: int) -> int:
+def most_checkpoints(config: RunConfig, plan: TrainPlan) -> int:
     """How many checkpoints lie in the output folder at the same time, the one that is being written too."""
     if config.save_strategy == "no":
         return 0
-    per_epoch = math.ceil(config.num_train_epochs)
-    written = per_epoch if config.save_strategy == "epoch" else max(1, total_steps // config.save_steps)
+    written = math.ceil(plan.epochs) if config.save_strategy == "epoch" else plan.total_steps // config.save_steps
     if config.save_total_limit is None:
         return written
     return min(written, max(2, config.save_total_limit) + 1)

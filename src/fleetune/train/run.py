@@ -15,12 +15,24 @@ from fleetune.config import RunConfig
 from fleetune.data.batches import CostModel, GlobalBatches, pack
 from fleetune.data.tasks import Task
 from fleetune.data.tokens import TokenTable
+from fleetune.evaluate.predict import FloatArray
 from fleetune.model.load import Classifier
 from fleetune.report.record import RunRecord
 from fleetune.report.terminal import Terminal
 from fleetune.train.plan import TrainPlan
 from fleetune.train.state import TrainState
 from fleetune.train.tracker import NoTracker, Tracker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What the model gave on the validation splits after a step."""
+
+    step: int
+    results: dict[str, Any]
+    """Metrics, the same on every rank."""
+    logits: dict[str, FloatArray]
+    """By split, on the first rank."""
 
 
 @dataclass(kw_only=True)
@@ -46,6 +58,7 @@ class TrainingRun:
     record: RunRecord
     terminal: Terminal
     tracker: Tracker = NoTracker()
+    last_evaluation: Evaluation | None = None
 
 
 def make_batches(table: TokenTable, plan: TrainPlan, seed: int, hidden_size: int) -> GlobalBatches:

@@ -152,11 +152,16 @@ def load_weights(run: TrainingRun, folder: Path) -> None:
             tensor.copy_(saved[name])
 
 
-def load_best(run: TrainingRun) -> None:
-    """Give every rank the weights of the best evaluation."""
+def load_best(run: TrainingRun) -> int:
+    """Give every rank the weights of the best evaluation.
+
+    Returns:
+        The step they are of.
+    """
     best, output_dir = run.state.best_step, run.config.output_dir
     if best is None or best == run.state.step:
-        return
+        return run.state.step
     assert output_dir is not None
     run.ranks.on_first(lambda: load_weights(run, checkpoint_folder(output_dir, best)))
     run.ranks.broadcast(p.data for p in run.classifier.hugging_face.parameters())
+    return best
