@@ -223,3 +223,16 @@ def test_a_disk_that_fills_up_while_training_keeps_the_checkpoints_before(
     record = finetune(RunConfig(**chosen | {"resume_from_checkpoint": "auto"}))
     assert record.status == "finished"
     assert record.resumed_at_step == len(saved)
+
+
+def test_code_that_a_model_folder_ships_is_not_run_unasked(
+    settings: dict[str, Any], tiny_model: Path, tmp_path: Path
+) -> None:
+    folder, trace = copied(tiny_model, tmp_path), tmp_path / "ran"
+    (folder / "modeling_odd.py").write_text(f"open({str(trace)!r}, 'w').close()\nclass OddConfig: pass\n")
+    config = read_json(folder / "config.json")
+    config |= {"model_type": "odd", "auto_map": {"AutoConfig": "modeling_odd.OddConfig"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="config cannot be loaded"):
+        finetune(RunConfig(**settings | {"model": folder}))
+    assert not trace.exists()

@@ -211,3 +211,30 @@ def test_an_unknown_architecture_trains_padded_and_says_so(
     result = fleetune("train", *words, "--output_dir", tmp_path / "out")
     assert "AlbertForSequenceClassification has no unpadded forward yet" in result.stdout
     assert read_record(tmp_path / "out").plan["unpadded"] is False
+
+
+def test_mnli_reports_both_validation_splits(tiny_model: Path, cache_dir: Path, tmp_path: Path) -> None:
+    """run_glue.py names the metrics of the mismatched split with the suffix _mm."""
+    data = tmp_path / "MNLI"
+    data.mkdir()
+    labels = ("entailment", "neutral", "contradiction")
+    for name, count, shift in (("train", 30, 0), ("dev_matched", 9, 0), ("dev_mismatched", 6, 1)):
+        animals = ("cat", "dog", "bird")
+        rows = [f"{animals[i % 3]},{animals[i % 3]} runs,{labels[(i + shift) % 3]}" for i in range(count)]
+        (data / f"{name}.csv").write_text("premise,hypothesis,label\n" + "\n".join(rows) + "\n")
+    record = finetune(
+        RunConfig(task="mnli", data_dir=data, model=str(tiny_model), cache_dir=cache_dir, output_dir=tmp_path / "out",
+                  learning_rate=3e-3, num_train_epochs=30, eval_strategy="no", save_strategy="no",
+                  report_to="none", threads=1)
+    )  # fmt: skip
+    assert record.metrics["eval_samples"] == 9
+    assert record.metrics["eval_samples_mm"] == 6
+    assert {"eval_accuracy", "eval_accuracy_mm", "eval_loss_mm"} <= set(record.metrics)
+    for split, suffix in (("validation_matched", ""), ("validation_mismatched", "_mm")):
+        entries = map(json.loads, (tmp_path / "out" / f"predictions_{split}.jsonl").read_text().splitlines())
+        right = [entry["prediction"] == entry["label"] for entry in entries]
+        assert record.metrics[f"eval_accuracy{suffix}"] == pytest.approx(np.mean(right))
+    # The labels of the mismatched split are shifted by one class: what is learned for the one is wrong for the other.
+    assert record.metrics["eval_accuracy"] > 0.9
+    assert record.metrics["eval_accuracy_mm"] < 0.1
+    assert read_json(tmp_path / "out" / "config.json")["id2label"] == dict(zip("012", labels, strict=True))
