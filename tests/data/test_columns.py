@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from fleetune.data.columns import apply_header, choose_columns, match_layout
-from fleetune.data.rows import Source
-from fleetune.data.sources import open_source
+from fleetune.data.sources import Source, open_source
 from fleetune.data.tasks import Columns, find_task
 from fleetune.errors import DataError
 

@@ -1,1 +1,1 @@
-"""The command line: one module a command, each with `SUMMARY` and `run(arguments) -> exit status`."""
+"""The command line: one module a command, each with `run(words) -> exit status`."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fleetune.data.delimited import TsvFile
-from fleetune.data.rows import Source
-from fleetune.data.sources import missing_column, require_columns
+from fleetune.data.sources import Source, TsvFile, missing_column, require_columns
 from fleetune.data.tasks import Columns
 from fleetune.errors import DataError
 

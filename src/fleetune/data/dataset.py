@@ -11,9 +11,8 @@ from fleetune.data.columns import apply_header, choose_columns, match_layout
 from fleetune.data.examples import Reading
 from fleetune.data.inputs import prepare_inputs
 from fleetune.data.labels import discover_labels, reader_of
-from fleetune.data.locate import Places
-from fleetune.data.rows import Source
 from fleetune.data.settings import DataSettings
+from fleetune.data.sources import Places, Source
 from fleetune.data.tasks import (
     PLAIN_SPLITS,
     Role,
@@ -24,9 +23,16 @@ from fleetune.data.tasks import (
     task_from_json,
     with_columns,
 )
-from fleetune.data.token_cache import CachedTable, Progress, TableRequest, load_or_build
-from fleetune.data.tokenizing import Tokenizer, tokenizer_identity, usable_length
-from fleetune.data.tokens import TokenTable
+from fleetune.data.tokens import (
+    CachedTable,
+    Progress,
+    TableRequest,
+    Tokenizer,
+    TokenTable,
+    load_or_build,
+    tokenizer_identity,
+    usable_length,
+)
 from fleetune.errors import ConfigError
 
 __all__ = ["DataSettings", "TaskData", "prepare_data", "prepare_inputs"]

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from fleetune.data.labels import CellError, LabelReader
-from fleetune.data.rows import Cell, Row, Source
+from fleetune.data.sources import Cell, Row, Source
 from fleetune.data.tasks import Columns
 from fleetune.errors import DataError
 

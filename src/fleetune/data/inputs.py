@@ -8,12 +8,17 @@ from pathlib import Path
 
 from fleetune.data.columns import apply_header, choose_columns, match_layout
 from fleetune.data.examples import OnBadRow, Reading
-from fleetune.data.rows import Source
-from fleetune.data.sources import open_source
+from fleetune.data.sources import Source, open_source
 from fleetune.data.tasks import Columns, Task
-from fleetune.data.token_cache import Progress, TableRequest, load_or_build
-from fleetune.data.tokenizing import Tokenizer, tokenizer_identity, usable_length
-from fleetune.data.tokens import TokenTable
+from fleetune.data.tokens import (
+    Progress,
+    TableRequest,
+    Tokenizer,
+    TokenTable,
+    load_or_build,
+    tokenizer_identity,
+    usable_length,
+)
 from fleetune.errors import ConfigError, DataError
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleetune.data.rows import Cell, Source
+from fleetune.data.sources import Cell, Source
 from fleetune.data.tasks import Problem, Task
 from fleetune.errors import DataError
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from fleetune.data.rows import Cell, Row, Source
+from fleetune.data.sources.rows import Cell, Row, Source
 from fleetune.errors import ConfigError, DataError
 
 BATCH_ROWS = 4096

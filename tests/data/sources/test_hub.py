@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from fleetune.data.dataset import prepare_data
-from fleetune.data.hub import open_hub
+from fleetune.data.sources.hub import open_hub
 from fleetune.errors import ConfigError, DataError
-
-from .conftest import Settings, WordTokenizer
+from tests.data.conftest import Settings, WordTokenizer
 
 Write = Callable[[str, str | bytes], Path]
 Make = Callable[..., Settings]

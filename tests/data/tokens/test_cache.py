@@ -16,12 +16,9 @@ from fleetune.data.examples import Reading
 from fleetune.data.labels import reader_of
 from fleetune.data.sources import open_source
 from fleetune.data.tasks import Columns, custom_task
-from fleetune.data.token_cache import TableRequest, load_or_build
-from fleetune.data.tokenizing import tokenizer_identity
-from fleetune.data.tokens import DamagedTableError, TokenTable
+from fleetune.data.tokens import DamagedTableError, TableRequest, TokenTable, load_or_build, tokenizer_identity
 from fleetune.errors import DataError, OutputError
-
-from .conftest import WordTokenizer
+from tests.data.conftest import WordTokenizer
 
 Write = Callable[[str, str | bytes], Path]
 COLUMNS = Columns(texts=("text",), label="label")
@@ -258,7 +255,7 @@ def test_scores_are_float32(write: Write, tmp_path: Path) -> None:
 
 
 def test_progress_counts_rows(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetune.data.tokenizing.BLOCK_EXAMPLES", 2)
+    monkeypatch.setattr("fleetune.data.tokens.tokenizing.BLOCK_EXAMPLES", 2)
     calls: list[tuple[int, int | None]] = []
     path = write("a.tsv", "text\tlabel\na\tgood\n\tbad\nb\tbad\nc\tbad\n")
     load_or_build(request(path), tmp_path, progress=lambda done, total: calls.append((done, total)))
@@ -274,7 +271,7 @@ def test_a_full_disk_is_told(write: Write, tmp_path: Path, monkeypatch: pytest.M
     def full(self: object, values: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fleetune.data.table_writer.ArrayFile.append", full)
+    monkeypatch.setattr("fleetune.data.tokens.writer.ArrayFile.append", full)
     with pytest.raises(OutputError, match="No space left on device"):
         build(write("a.csv", CONTENT), tmp_path)
     assert list((tmp_path / "tokens").iterdir()) == []

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetune.data.rows import READ_BYTES
-from fleetune.data.text_encoding import read_lines, read_text
+from fleetune.data.sources.encoding import read_lines, read_text
+from fleetune.data.sources.rows import READ_BYTES
 from fleetune.errors import ConfigError, DataError
 
 Write = Callable[[str, str | bytes], Path]

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from fleetune.data.examples import Example
-from fleetune.data.tokenizing import tokenise, tokenizer_identity, usable_length
+from fleetune.data.tokens import tokenise, tokenizer_identity, usable_length
 from fleetune.errors import ConfigError
-
-from .conftest import WORDS, WordTokenizer
+from tests.data.conftest import WORDS, WordTokenizer
 
 PAIRS = [
     Example(2, ("a b", "good film"), 1),
@@ -45,7 +44,7 @@ def test_tokenizers_without_type_ids() -> None:
 
 
 def test_blocks_are_cut_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetune.data.tokenizing.BLOCK_EXAMPLES", 2)
+    monkeypatch.setattr("fleetune.data.tokens.tokenizing.BLOCK_EXAMPLES", 2)
     blocks = list(tokenise(PAIRS, WordTokenizer(), 128))
     assert [len(block.lengths) for block in blocks] == [2, 1]
     assert np.concatenate([block.rows for block in blocks]).tolist() == [2, 3, 5]

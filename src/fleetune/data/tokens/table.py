@@ -95,7 +95,7 @@ class TokenTable:
     labels: NDArray[np.int64] | NDArray[np.float32] | None
     """int64 (N,) class ids or float32 (N,) scores; None if a row of the split has no label."""
     rows: NDArray[np.int64]
-    """int64 (N,): row of each example in the source; see `fleetune.data.rows.Row.number`."""
+    """int64 (N,): row of each example in the source; see `fleetune.data.sources.Row.number`."""
     num_bad_rows: int
     """How many rows were left out."""
     bad_rows: tuple[BadRow, ...]

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 
-from fleetune.data.rows import (
+from fleetune.data.sources.encoding import read_lines
+from fleetune.data.sources.rows import (
     NumberedCells,
     Row,
     Source,
@@ -16,7 +17,6 @@ from fleetune.data.rows import (
     refuse_duplicate_columns,
     without_trailing_blanks,
 )
-from fleetune.data.text_encoding import read_lines
 from fleetune.errors import DataError
 
 

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fleetune.data.examples import BadRowLog, Reading, read_examples
-from fleetune.data.rows import Source
-from fleetune.data.table_writer import TableWriter, cache_errors
-from fleetune.data.tokenizing import Tokenizer, tokenise
-from fleetune.data.tokens import FORMAT_VERSION, DamagedTableError, TokenTable
+from fleetune.data.sources import Source
+from fleetune.data.tokens.table import FORMAT_VERSION, DamagedTableError, TokenTable
+from fleetune.data.tokens.tokenizing import Tokenizer, tokenise
+from fleetune.data.tokens.writer import TableWriter, cache_errors
 from fleetune.errors import DataError
 
 Progress = Callable[[int, int | None], None]
@@ -38,7 +38,7 @@ class TableRequest:
     reading: Reading
     tokenizer: Tokenizer
     tokenizer_identity: str
-    """See `fleetune.data.tokenizing.tokenizer_identity`."""
+    """See `fleetune.data.tokens.tokenizing.tokenizer_identity`."""
     max_length: int
     """Tokens an example may have."""
     encoding: str | None

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
 
-from fleetune.data.rows import Row, Source, count_lines, file_digest, refuse_duplicate_columns
-from fleetune.data.text_encoding import read_lines, read_text
+from fleetune.data.sources.encoding import read_lines, read_text
+from fleetune.data.sources.rows import Row, Source, count_lines, file_digest, refuse_duplicate_columns
 from fleetune.errors import DataError
 
 # JSON Lines has no header: a key counts as a column if one of the first records has it.

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fleetune.data.rows import Row
-from fleetune.data.sources import open_source, require_columns
+from fleetune.data.sources import Row, open_source, require_columns
 from fleetune.errors import DataError
 
 Write = Callable[[str, str | bytes], Path]

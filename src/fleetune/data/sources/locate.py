@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fleetune.data.hub import open_hub
-from fleetune.data.rows import Source
-from fleetune.data.settings import DataSettings
-from fleetune.data.sources import OPENERS, open_source
+from fleetune.data.sources.hub import open_hub
+from fleetune.data.sources.opening import OPENERS, open_source
+from fleetune.data.sources.rows import Source
 from fleetune.data.tasks import PLAIN_SPLITS, Role, Split, Task
 from fleetune.errors import ConfigError, DataError
+
+if TYPE_CHECKING:  # settings stand above sources: they speak of examples
+    from fleetune.data.settings import DataSettings
 
 
 class Places:

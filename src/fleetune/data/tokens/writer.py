@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from fleetune.data.examples import BadRowLog
 from fleetune.data.tasks import Columns
-from fleetune.data.tokenizing import TokenBlock
-from fleetune.data.tokens import (
+from fleetune.data.tokens.table import (
     FORMAT_VERSION,
     LABELS,
     OFFSETS,
@@ -25,6 +24,7 @@ from fleetune.data.tokens import (
     TableMeta,
     array_path,
 )
+from fleetune.data.tokens.tokenizing import TokenBlock
 from fleetune.errors import OutputError
 
 

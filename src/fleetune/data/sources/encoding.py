@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from encodings.aliases import aliases
 from pathlib import Path
 
-from fleetune.data.rows import READ_BYTES
+from fleetune.data.sources.rows import READ_BYTES
 from fleetune.errors import ConfigError, DataError
 
 # UTF-32 first: its little-endian mark begins with that of UTF-16.

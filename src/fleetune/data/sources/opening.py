@@ -6,9 +6,9 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fleetune.data.delimited import CsvFile, TsvFile
-from fleetune.data.records import JsonLinesFile, ParquetFile, open_json
-from fleetune.data.rows import Source
+from fleetune.data.sources.delimited import CsvFile, TsvFile
+from fleetune.data.sources.records import JsonLinesFile, ParquetFile, open_json
+from fleetune.data.sources.rows import Source
 from fleetune.errors import DataError
 
 Opener = Callable[[Path, str | None], Source]
