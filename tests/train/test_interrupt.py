@@ -34,9 +34,13 @@ def start(words: list[str]) -> Iterator[Callable[[], Started]]:
     running: list[Started] = []
 
     def run() -> Started:
-        command = [sys.executable, "-m", "fleetune", "train", *words]
-        pipe = subprocess.PIPE
-        running.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment()))
+        running.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "fleetune", "train", *words],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
+            )
+        )  # fmt: skip
         return running[-1]
 
     yield run
