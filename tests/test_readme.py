@@ -1,0 +1,99 @@
+"""Every command and the Python example of the README run as they stand there, on tiny data under the same names."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY, TinyData, environment, read_json, write_pairs
+
+pytestmark = pytest.mark.slow
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, flags=re.DOTALL)
+COMMANDS = [
+    line.split("#")[0].strip()
+    for _, block in BLOCKS
+    for line in block.splitlines()
+    if line.startswith(("fleetune ", "torchrun "))
+]
+PYTHON = [block for language, block in BLOCKS if language == "python"]
+OWN_FILES = "--train_file train.csv --validation_file dev.csv --model ./my-encoder --output_dir out"
+
+
+@pytest.fixture
+def workplace(tiny_model: Path, tiny_data: TinyData, tmp_path: Path) -> Path:
+    """A folder with what the commands name."""
+    shutil.copytree(tiny_model, tmp_path / "my-encoder")
+    shutil.copytree(tiny_model, tmp_path / "bert-base-uncased")
+    shutil.copy(tiny_data.train, tmp_path / "train.csv")
+    shutil.copy(tiny_data.validation, tmp_path / "dev.csv")
+    write_pairs(tmp_path / "new.csv", 9, seed=5)
+    mrpc = tmp_path / "glue_data" / "MRPC"
+    mrpc.mkdir(parents=True)
+    for name, count in (("train", 20), ("dev", 6)):
+        rows = [f"{i % 2}\t{i}\t{i + 1}\tthe cat sees\tthe dog {'runs ' * (i % 3)}" for i in range(count)]
+        (mrpc / f"{name}.tsv").write_text("Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n" + "\n".join(rows) + "\n")
+    words = shlex.split(OWN_FILES)
+    settings = dict(zip([w.removeprefix("--") for w in words[::2]], words[1::2], strict=True))
+    (tmp_path / "run.toml").write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in settings.items()))
+    return tmp_path
+
+
+def run(command: str, folder: Path) -> str:
+    """Run a command line of the README in a folder."""
+    words = shlex.split(command.replace("...", OWN_FILES))
+    programs = {"fleetune": ["-m", "fleetune"], "torchrun": ["-m", "torch.distributed.run"]}
+    result = subprocess.run(
+        [sys.executable, *programs[words[0]], *words[1:]],
+        cwd=folder, env=environment(XDG_CACHE_HOME=str(folder / "cache"), HOME=str(folder)), check=False,
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+def test_the_readme_has_the_commands_that_are_tested_here() -> None:
+    verbs = [" ".join(command.split()[:2]) for command in COMMANDS]
+    assert verbs.count("fleetune train") == 3
+    assert {"fleetune evaluate", "fleetune predict", "torchrun --nproc-per-node"} <= set(verbs)
+    assert len(PYTHON) == 1
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if " train" in c and "--help" not in c])
+def test_training_commands(command: str, workplace: Path) -> None:
+    run(command, workplace)
+    record = read_json(workplace / "out" / "record.json")
+    assert record["status"] == "finished"
+    assert record["plan"]["processes"] == (2 if "2" in command.split() else 1)
+
+
+def test_evaluate_and_predict_commands(workplace: Path) -> None:
+    run(f"fleetune train {OWN_FILES} --max_steps 2", workplace)
+    evaluate, predict = (next(c for c in COMMANDS if f"fleetune {verb}" in c) for verb in ("evaluate", "predict"))
+    assert "accuracy" in run(evaluate, workplace)
+    run(predict, workplace)
+    assert len((workplace / "predictions.jsonl").read_text().splitlines()) == 9
+
+
+def test_the_python_example(workplace: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", PYTHON[0]], cwd=workplace, env=environment(HOME=str(workplace)), check=False,
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    f1, speed = map(float, result.stdout.split()[-2:])
+    assert 0.0 <= f1 <= 1.0
+    assert speed > 0.0
+
+
+def test_the_files_that_the_readme_names_are_there() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (REPOSITORY / target).exists(), target
