@@ -8,7 +8,7 @@ import pytest
 
 from fleetune.cli import main
 from fleetune.cli.arguments import make_parser, parse
-from fleetune.cli.asking import ASKING, READING, SOURCE, model_to_ask, of_finished_run
+from fleetune.cli.asking import EVALUATING, PREDICTING, READING, SOURCE, model_to_ask, of_finished_run
 from fleetune.config import RunConfig
 from fleetune.report.record import RunRecord
 
@@ -48,7 +48,7 @@ def error_of(line: list[object], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def config_of(folder: Path, *words: str) -> RunConfig:
-    parser = make_parser("evaluate", "", ASKING)
+    parser = make_parser("evaluate", "", EVALUATING)
     parser.add_argument("model_folder")
     return parse(parser, [str(folder), *words], ("model_folder",), of_finished_run, model_to_ask).config
 
@@ -105,9 +105,10 @@ def test_all_problems_of_a_command_are_told_at_once(finished: Path, capsys: pyte
 
 def test_the_sets_of_settings_are_settings() -> None:
     names = set(RunConfig().to_dict())
-    assert names >= ASKING >= SOURCE | READING
+    assert names >= EVALUATING >= SOURCE | READING
+    assert names >= PREDICTING
     assert not SOURCE & READING
-    assert "model" not in ASKING
+    assert "model" not in EVALUATING | PREDICTING
 
 
 def test_evaluate_needs_a_folder_and_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

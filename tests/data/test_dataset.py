@@ -166,7 +166,7 @@ class TestOwnFiles:
         train = write("train.csv", "text,label\na,1\n,0\nb,0\n")
         data = prepare_data(make_settings(train_file=train, on_bad_row="skip"), WordTokenizer())
         assert data.splits["train"].rows.tolist() == [2, 4]
-        assert data.notices[-1].endswith("1 bad rows left out: row 3, column 'text': the text is empty")
+        assert data.notices[-1].endswith("1 bad row left out: row 3, column 'text': the text is empty")
 
     def test_an_unlabelled_test_file(self, write: Write, make_settings: Make) -> None:
         settings = make_settings(

@@ -51,23 +51,54 @@ def test_every_bad_row_is_logged_with_its_place(write: Write) -> None:
     ]
 
 
-def test_json_nulls_numbers_and_half_characters_are_no_texts(write: Write) -> None:
+def test_json_nulls_lists_and_half_characters_are_no_texts(write: Write) -> None:
     lines = [
         '{"s": "ok", "label": 1}',
         '{"s": null, "label": 1}',
-        '{"s": 5, "label": 1}',
+        '{"s": ["a"], "label": 1}',
         '{"label": 1}',
         '{"s": "\\ud83d", "label": 1}',
+        '{"s": true, "label": 1}',
+        '{"s": {"a": 1}, "label": 1}',
+        '{"s": NaN, "label": 1}',
+        '{"s": "ok"}',
+        '{"s": "ok", "label": [1]}',
     ]
     path = write("a.jsonl", "\n".join(lines))
     examples, bad = read(path, columns=Columns(texts=("s",), label="label"))
     assert [example.row for example in examples] == [1]
     assert bad == [
         "row 2, column 's': the text is empty (null)",
-        "row 3, column 's': a text was expected, found 5 (int)",
-        "row 4, column 's': the text is empty (null)",
+        "row 3, column 's': a text was expected, found ['a'] (list)",
+        "row 4, column 's': the column is missing in this row",
         "row 5, column 's': the text holds U+D83D, half of a surrogate pair",
+        "row 6, column 's': a text was expected, found True (bool)",
+        "row 7, column 's': a text was expected, found {'a': 1} (dict)",
+        "row 8, column 's': the text is empty (null)",
+        "row 9, column 'label': the column is missing in this row",
+        "row 10, column 'label': the label is no text or number, found [1] (list)",
     ]
+
+
+def test_json_numbers_are_the_texts_they_would_be_in_csv(write: Write) -> None:
+    path = write("a.jsonl", '{"s": 5, "label": 1}\n{"s": 2.5, "label": 0}\n')
+    examples, bad = read(path, columns=Columns(texts=("s",), label="label"))
+    assert ([example.texts for example in examples], bad) == ([("5",), ("2.5",)], [])
+
+
+def test_a_missing_label_is_none_in_test_splits(write: Write) -> None:
+    path = write("a.jsonl", '{"s": "a", "label": 1}\n{"s": "b"}\n')
+    examples, bad = read(path, columns=Columns(texts=("s",), label="label"), label_optional=True)
+    assert ([example.label for example in examples], bad) == ([1, None], [])
+
+
+def test_a_quote_that_swallows_rows_is_not_skipped(write: Write) -> None:
+    for content, row in (('"open,b,1\na,b,1\n', 3), ('"open,b,1\na,b,1\nx,"b",1\n', 3)):
+        path = write("a.csv", "sentence1,sentence2,label\na,b,1\n" + content)
+        for on_bad_row in ("skip", "error"):
+            with pytest.raises(DataError) as caught:
+                read(path, on_bad_row=on_bad_row)
+            assert caught.value.row == row
 
 
 def test_the_first_bad_row_is_raised_and_five_more_listed(write: Write) -> None:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from fleetune.data.labels import CellError, ClassReader, ScoreReader, discover_labels, label_text
-from fleetune.data.sources import open_source
+from fleetune.data.sources import MISSING, open_source
 from fleetune.errors import DataError
 
 Write = Callable[[str, str | bytes], Path]
@@ -25,6 +26,10 @@ STSB = ScoreReader((0.0, 5.0))
         ("-1.0", "-1"),
         (1.5, "1.5"),
         (None, ""),
+        (MISSING, ""),
+        (True, "true"),
+        (False, "false"),
+        (Decimal("1.50"), "1.50"),
         ("1.0.0", "1.0.0"),
     ],
 )
@@ -43,6 +48,9 @@ def test_glue_labels_by_number_or_name(cell: object) -> None:
     [
         ("", "the label is empty"),
         (None, "the label is empty"),
+        (MISSING, "the column is missing in this row"),
+        (["equivalent"], r"the label is no text or number, found \['equivalent'\] \(list\)"),
+        ({"id": 1}, r"the label is no text or number, found \{'id': 1\} \(dict\)"),
         ("-1", "the label is -1, as in test splits"),
         (-1, "the label is -1, as in test splits"),
         (2, "the label 2 is out of range; expected 0 or not_equivalent, 1 or equivalent"),
@@ -77,6 +85,8 @@ def test_scores(cell: object, score: float) -> None:
     ("cell", "reason"),
     [
         ("", "the score is empty"),
+        (MISSING, "the column is missing in this row"),
+        ([1.0], "the label is no text or number"),
         ("high", "the score 'high' is not a number"),
         (True, "is not a number"),
         ("nan", "is not a finite number"),
@@ -122,6 +132,45 @@ def test_a_number_that_is_not_whole_makes_it_regression_and_it_is_told(write: Wr
     assert found.notice is not None
     assert "holds numbers such as 2.5: this is regression" in found.notice
     assert discover_labels(source, "label", "classification").labels == ("1", "2.5", "nan")
+
+
+@pytest.mark.parametrize(
+    ("strays", "reason"),
+    [
+        ({500: "n/a"}, "row 502, column 'label': 'n/a' is no number, the other 798 labels are: "),
+        (
+            {7: "none", 9: "n/a"},
+            "row 9, column 'label': 'none' is no number, nor is 1 more label; the other 797 labels are: ",
+        ),
+        (dict.fromkeys(range(79), "x"), "'x' is no number, nor are 78 more labels; the other 720 labels are: "),
+    ],
+)
+def test_a_few_strays_among_scores_are_left_to_the_user(write: Write, strays: dict[int, str], reason: str) -> None:
+    cells = [strays.get(i, f"{i % 50 / 10}") for i in range(799)]
+    source = open_source(write("a.csv", "label,text\n" + "".join(f"{cell},x\n" for cell in cells)))
+    with pytest.raises(DataError, match=f"{reason}say --problem_type regression .with --on_bad_row skip .*classifi"):
+        discover_labels(source, "label", None)
+    assert discover_labels(source, "label", "regression").labels is None
+    assert len(discover_labels(source, "label", "classification").labels or ()) > 50
+
+
+@pytest.mark.parametrize(
+    ("cells", "labels"),
+    [("1.5 " * 8 + "x x", ("1.5", "x")), ("1 2 " * 9 + "x", ("1", "2", "x"))],
+)
+def test_many_strays_or_no_fractions_are_classes(write: Write, cells: str, labels: tuple[str, ...]) -> None:
+    source = open_source(write("a.csv", "label,text\n" + "".join(f"{cell},x\n" for cell in cells.split())))
+    assert discover_labels(source, "label", None).labels == labels
+
+
+def test_lists_are_no_classes_and_truth_values_are_in_lower_case(write: Write) -> None:
+    lines = ['{"label": ["pos"]}', '{"label": true}', '{"label": {"a": 1}}', '{"label": false}', "{}"]
+    source = open_source(write("a.jsonl", "\n".join(lines)))
+    found = discover_labels(source, "label", None)
+    assert found.labels == ("false", "true")
+    assert [ClassReader(found.labels).read(cell) for cell in (False, True)] == [0, 1]
+    with pytest.raises(DataError, match=r"row 1, column 'label': the label is no text or number, found \['pos'\]"):
+        discover_labels(open_source(write("b.jsonl", lines[0] + "\n" + lines[1])), "label", None)
 
 
 @pytest.mark.parametrize(

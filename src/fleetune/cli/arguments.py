@@ -14,7 +14,7 @@ from fleetune.config import RunConfig, config_from_mapping, read_config_file, to
 from fleetune.config.load import FIELD_NAMES
 from fleetune.config.names import ALIASES, RETIRED, canonical
 from fleetune.config.run import GROUPS
-from fleetune.config.values import choices, field_types, is_boolean, nearest
+from fleetune.config.values import choices, field_types, is_boolean, nearest, value_type
 from fleetune.errors import ConfigError
 
 
@@ -59,9 +59,12 @@ def make_parser(command: str, description: str, fields: Collection[str] = FIELD_
     return parser
 
 
+_METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME", tuple: "NAMES"}
+
+
 def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], kind: Any) -> None:
     aliases = [alias for alias, name in ALIASES.items() if name == field.name]
-    options: dict[str, Any] = {"metavar": "|".join(choices(kind)) or field.name.rsplit("_", 1)[-1].upper()}
+    options: dict[str, Any] = {"metavar": "|".join(choices(kind)) or _METAVARS.get(value_type(kind), "VALUE")}
     if is_boolean(kind):
         options = {"metavar": "true|false", "nargs": "?", "const": "true"}
     if field.name == "resume_from_checkpoint":

@@ -26,18 +26,19 @@ READING = frozenset({
 })  # fmt: skip
 """Settings of the run that also hold for new data."""
 
-ASKING = SOURCE | READING | {
-    "max_eval_samples", "max_predict_samples", "overwrite_cache", "model_revision", "per_device_eval_batch_size",
-    "processes", "threads", "ddp_timeout",
-}  # fmt: skip
-"""Settings that these commands take."""
+RUNNING = frozenset({
+    "overwrite_cache", "model_revision", "per_device_eval_batch_size", "processes", "threads", "ddp_timeout"
+})  # fmt: skip
+EVALUATING = SOURCE | READING | RUNNING | {"max_eval_samples"}
+PREDICTING = READING - {"label_column_name", "problem_type"} | RUNNING | {"max_predict_samples"}
+"""Settings that the two commands take."""
 
 
 def of_finished_run(extra: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:
     """The settings of the run whose folder is the first argument, as far as they hold for other data."""
     folder = Path(extra["model_folder"])
     record = read_record(folder)
-    kept = READING if given & SOURCE else READING | SOURCE
+    kept = READING if given & SOURCE else READING | SOURCE - {"train_file"}
     told = {} if record is None else {k: v for k, v in record.config.items() if k in kept}
     if "text_column_names" in told and given & SOURCE:
         told.pop("text_column_names")  # the record's task knows them

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleetune.cli.arguments import make_parser, parse, tell_notices
-from fleetune.cli.asking import ASKING, check_output, model_to_ask, of_finished_run, run_ranks
+from fleetune.cli.asking import EVALUATING, check_output, model_to_ask, of_finished_run, run_ranks
 from fleetune.cluster.rank import RankInfo
 from fleetune.config.run import check_source
 from fleetune.errors import ConfigError
 
-DESCRIPTION = """Metrics of a finished run on labelled data. What is not given is taken from the run's record."""
+DESCRIPTION = """Metrics of a finished run on labelled data. Which data and columns, where not given, is taken from
+the run's record."""
 
 
 def run(words: Sequence[str]) -> int:
     """Evaluate, on this process or on ranks started for it."""
-    parser = make_parser("evaluate", DESCRIPTION, ASKING)
+    parser = make_parser("evaluate", DESCRIPTION, EVALUATING)
     parser.add_argument("model_folder", help="output folder of a run, or any folder of a classifier")
     parser.add_argument("--output", metavar="FILE", help="write the metrics to this JSON file too")
     parsed = parse(parser, words, ("model_folder", "output"), of_finished_run, model_to_ask)

@@ -15,6 +15,8 @@ ALIASES = {
     "train_batch_size": "per_device_train_batch_size",
     "eval_batch_size": "per_device_eval_batch_size",
     "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
+    "warmup_proportion": "warmup_ratio",
     "epochs": "num_train_epochs",
     "lr": "learning_rate",
     "evaluation_strategy": "eval_strategy",
@@ -37,6 +39,8 @@ class Retired:
     """Settings that a given value (lower case text) turns into."""
     takes_value: bool = True
     """False for a flag that may stand alone."""
+    accepts: frozenset[str] | None = None
+    """Values (lower case text) that ask for what happens anyway; all others are refused with `says`. None: any."""
     refuses: frozenset[str] = frozenset()
     """Values (lower case text) that ask for something else and are refused with `says`."""
 
@@ -45,6 +49,12 @@ def _flag(says: str, **more: Any) -> Retired:
     return Retired(says=says, takes_value=False, **more)
 
 
+def _unsupported(what: str, *neutral: str) -> Retired:
+    """A setting that would change the result and is not there: only its neutral values are accepted."""
+    return Retired(says=f"{what} is not supported", takes_value=False, accepts=frozenset(neutral or _OFF))
+
+
+_OFF = ("false", "no", "0", "off")
 _TRUE = ("true", "yes", "1", "on")
 _DISTRIBUTED = "ranks always talk through gloo"
 
@@ -76,6 +86,16 @@ RETIRED: dict[str, Retired] = {
     "fp16": _flag("half precision is no gain on CPUs; training runs in float32"),
     "bf16": _flag("bfloat16 is not supported yet; training runs in float32"),
     "auto_find_batch_size": _flag("the batch size stays as set"),
+    "do_lower_case": _flag("the tokenizer's own configuration decides about case"),
+    "model_type": Retired(says="the model's own configuration tells its type"),
+    "fp16_opt_level": Retired(says="half precision is no gain on CPUs; training runs in float32"),
+    "evaluate_during_training": _flag("--eval_strategy decides when to evaluate"),
+    "eval_all_checkpoints": _flag("checkpoints are evaluated as they are made; see --eval_strategy"),
+    "include_inputs_for_metrics": _flag("metrics are those of the task"),
+    "torch_compile": _flag("eager mode is used: on CPUs it measured no slower"),
+    "push_to_hub": _unsupported("uploading to the hub"),
+    "label_smoothing_factor": _unsupported("label smoothing", "0", "0.0"),
+    "gradient_checkpointing": _unsupported("gradient checkpointing"),
     "run_name": Retired(says="a run is named by its output folder"),
     "logging_first_step": _flag("the log is written every --logging_steps updates"),
     "log_level": Retired(says="fleetune says what matters, once"),

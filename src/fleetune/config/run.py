@@ -187,9 +187,12 @@ def check_source(config: RunConfig, *, needs_train: bool) -> list[str]:
     if config.dataset_name is not None and (config.train_file is not None or config.data_dir is not None):
         problems.append("--dataset_name excludes --train_file and --data_dir: give one source")
     files = {n: getattr(config, n) for n in ("train_file", "validation_file", "test_file")}
-    problems += [
-        f"--{name} {path}: there is no such file" for name, path in files.items() if path and not path.is_file()
-    ]
+    for name, path in files.items():
+        if path is not None and not path.is_file():
+            problems.append(
+                f"--{name} {path}: "
+                + ("a file is expected, not a folder" if path.is_dir() else "there is no such file")
+            )
     if config.data_dir is not None and not config.data_dir.is_dir():
         problems.append(f"--data_dir {config.data_dir}: there is no such folder")
     return problems

@@ -57,9 +57,15 @@ def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
     return f" (did you mean {found[0]}?)" if found else ""
 
 
+def value_type(kind: Any) -> Any:
+    """The type of a field's values without "or None": int, float, bool, str, Path, tuple or Literal."""
+    kind = _without_none(kind)[1]
+    return get_origin(kind) or kind
+
+
 def is_boolean(kind: Any) -> bool:
     """Whether a field takes yes or no, so that its flag may stand without a value."""
-    return _without_none(kind)[1] is bool
+    return value_type(kind) is bool
 
 
 def _without_none(kind: Any) -> tuple[bool, Any]:

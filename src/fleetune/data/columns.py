@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from fleetune.data.sources import Source, TsvFile, missing_column, require_columns
@@ -65,7 +66,7 @@ def _no_layout_fits(source: Source, layouts: Sequence[Columns], label_optional: 
         return [name for name in (*layout.texts, *label) if name not in source.columns]
 
     named = [layout for layout in layouts if layout.header is None]
-    return missing_column(source.columns, missing(min(named, key=lambda layout: len(missing(layout))))[0])
+    return missing_column(source.columns, *missing(min(named, key=lambda layout: len(missing(layout)))))
 
 
 def choose_columns(
@@ -73,8 +74,6 @@ def choose_columns(
     *,
     texts: tuple[str, ...] | None = None,
     label: str | None = None,
-    num_texts: int | None = None,
-    with_label: bool = True,
 ) -> ChosenColumns:
     """Choose the columns of a file of one's own: those asked for, else the usual names, else by position.
 
@@ -82,20 +81,17 @@ def choose_columns(
         source: An opened source.
         texts: Names of one or two text columns; None: choose.
         label: Name of the label column, which is no text; None: "label" or "labels", in any case.
-        num_texts: How many texts to choose; None: one or two.
-        with_label: Whether a label column is needed.
 
     Raises:
         DataError: A column asked for is missing, or there is no column to choose.
     """
-    asked = [*(texts or ()), *([label] if label is not None and with_label else [])]
+    asked = [*(texts or ()), *([label] if label is not None else [])]
     require_columns(source, asked)
-    if with_label:
-        label = label or _default_label(source)
-    texts = texts or _default_texts(source, label, num_texts)
-    columns = Columns(texts=texts, label=label if with_label else None)
+    label = label or _default_label(source)
+    texts = texts or _default_texts(source, label)
+    columns = Columns(texts=texts, label=label)
     told = [] if set(texts) <= set(asked) else [f"text from {' and '.join(map(repr, texts))}"]
-    if with_label and label not in asked:
+    if label not in asked:
         told.append(f"label from {label!r}")
     notice = f"{source.name}: {', '.join(told)} (of {', '.join(source.columns)})" if told else None
     return ChosenColumns(columns=columns, notice=notice)
@@ -109,19 +105,24 @@ def _default_label(source: Source) -> str:
     raise DataError(f"{reason}: name the label column with --label_column_name", file=source.name)
 
 
-def _default_texts(source: Source, label: str | None, num_texts: int | None) -> tuple[str, ...]:
+def _default_texts(source: Source, label: str) -> tuple[str, ...]:
     by_folded = {name.casefold(): name for name in source.columns if name != label}
     for names in (*PAIR_NAMES, *SINGLE_NAMES):
-        if num_texts in (None, len(names)) and set(names) <= set(by_folded):
+        if set(names) <= set(by_folded):
             return tuple(by_folded[name] for name in names)
-    not_text = {*ID_NAMES, *LABEL_NAMES}
-    rest = [name for folded, name in by_folded.items() if folded not in not_text]
-    if len(rest) < (num_texts or 1):
+    rest = possible_texts(source, {label})
+    if not rest:
         raise DataError(
             f"there is no text column among {', '.join(map(repr, source.columns))}: name it with --text_column_names",
             file=source.name,
         )
-    return tuple(rest[: num_texts or 2])
+    return tuple(rest[:2])
+
+
+def possible_texts(source: Source, labels: AbstractSet[str | None]) -> list[str]:
+    """The columns, in file order, whose names are none of these labels and not usual for a label or a row number."""
+    not_text = {*ID_NAMES, *LABEL_NAMES}
+    return [name for name in source.columns if name not in labels and name.casefold() not in not_text]
 
 
 def apply_header(source: Source, columns: Columns) -> Source:

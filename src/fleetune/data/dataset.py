@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fleetune.data.columns import apply_header, choose_columns, match_layout
 from fleetune.data.examples import Reading
-from fleetune.data.inputs import prepare_inputs
+from fleetune.data.inputs import PreparedInputs, prepare_inputs
 from fleetune.data.labels import discover_labels, reader_of
 from fleetune.data.settings import DataSettings
 from fleetune.data.sources import Places, Source
@@ -33,9 +33,10 @@ from fleetune.data.tokens import (
     tokenizer_identity,
     usable_length,
 )
+from fleetune.data.wording import counted
 from fleetune.errors import ConfigError
 
-__all__ = ["DataSettings", "TaskData", "prepare_data", "prepare_inputs"]
+__all__ = ["DataSettings", "PreparedInputs", "TaskData", "prepare_data", "prepare_inputs"]
 
 BAD_ROWS_SHOWN = 5
 
@@ -210,9 +211,10 @@ def _notices_of(cached: CachedTable) -> Iterator[str]:
         shown = "; ".join(map(str, table.bad_rows[:BAD_ROWS_SHOWN]))
         further = table.num_bad_rows - BAD_ROWS_SHOWN
         more = f"; and {further} more" if further > 0 else ""
-        yield f"{table.source}: {table.num_bad_rows} bad rows left out: {shown}{more}"
+        yield f"{table.source}: {counted(table.num_bad_rows, 'bad row')} left out: {shown}{more}"
     if 0 < table.num_unlabelled < len(table):
+        have = "has" if table.num_unlabelled == 1 else "have"
         yield (
-            f"{table.source}: {table.num_unlabelled} of {len(table)} rows have no label, "
+            f"{table.source}: {table.num_unlabelled} of {len(table)} rows {have} no label, "
             f"so the {table.split} split counts as unlabelled"
         )

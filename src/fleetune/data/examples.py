@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from fleetune.data.labels import CellError, LabelReader
-from fleetune.data.sources import Cell, Row, Source
+from fleetune.data.sources import MISSING, Cell, Row, Source
 from fleetune.data.tasks import Columns
 from fleetune.errors import DataError
 
@@ -130,7 +130,12 @@ def _checked(row: Row, reading: Reading) -> Example | BadRow:
 
 
 def _text_problem(cell: Cell) -> str | None:
-    if cell is None:
+    if cell is MISSING:
+        return "the column is missing in this row"
+    # A number is the text that the same table has in a CSV file; the nan of Parquet files is a missing value.
+    if isinstance(cell, int | float) and not isinstance(cell, bool) and cell == cell:
+        return None
+    if cell is None or cell != cell:
         return "the text is empty (null)"
     if not isinstance(cell, str):
         return f"a text was expected, found {cell!r} ({type(cell).__name__})"

@@ -9,16 +9,20 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Number
 
 import numpy as np
 
-from fleetune.data.sources import Cell, Source
+from fleetune.data.sources import MISSING, Cell, Source
 from fleetune.data.tasks import Problem, Task
+from fleetune.data.wording import counted
 from fleetune.errors import DataError
 
 # More classes than this, and more than half as many as rows: the column is no class label.
 MANY_CLASSES = 50
 NAMES_SHOWN = 12
+# With fractions among them, labels of which so many are numbers are more likely scores with strays than classes.
+NUMBERS_THAT_SUGGEST_SCORES = 0.9
 UNLABELLED = "-1"
 
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0*")
@@ -30,9 +34,17 @@ class CellError(ValueError):
 
 
 def label_text(cell: Cell) -> str:
-    """The text of a label cell: 1, 1.0, "1.0" and " 1 " are all "1"; a null is ""."""
-    if cell is None:
+    """The text of a label cell: 1, 1.0, "1.0" and " 1 " are all "1"; true is "true"; a null is "".
+
+    Raises:
+        CellError: The cell is a list, an object or the like.
+    """
+    if cell is None or cell is MISSING:
         return ""
+    if isinstance(cell, bool):
+        return str(cell).lower()
+    if not isinstance(cell, str | Number):
+        raise CellError(f"the label is no text or number, found {cell!r} ({type(cell).__name__})")
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))
     text = str(cell).strip()
@@ -112,12 +124,10 @@ class ClassReader(LabelReader):
         if class_id is None:
             class_id = self._folded_ids.get(text.casefold())
         if class_id is None:
-            raise CellError(self._reason(text))
+            raise CellError(self._reason(text) if text else _empty(cell, "label"))
         return class_id
 
     def _reason(self, text: str) -> str:
-        if not text:
-            return "the label is empty"
         if text == UNLABELLED:
             return f"the label is -1, as in test splits, which carry -1 for 'not given'; {self._expected()}"
         if self._ids_allowed and as_number(text) is not None:
@@ -150,7 +160,7 @@ class ScoreReader(LabelReader):
         text = label_text(cell)
         score = as_number(text)
         if not text:
-            raise CellError("the score is empty")
+            raise CellError(_empty(cell, "score"))
         if score is None or isinstance(cell, bool):
             raise CellError(f"the score {text!r} is not a number")
         if not math.isfinite(score):
@@ -191,27 +201,85 @@ def discover_labels(source: Source, column: str, problem: Problem | None) -> Fou
         problem: None: regression if all labels are numbers and one is not whole, else classification.
 
     Raises:
-        DataError: There is no label, or one class only, or too many to be classes.
+        DataError: There is no label, or one class only, or too many to be classes, or it is open whether a few
+            labels among fractions are strays.
     """
     if problem == "regression":
         return FoundLabels(problem="regression", labels=None, notice=None)
-    counts = Counter(label_text(row.cells[0]) for row in source.rows([column]) if row.problem is None)
-    counts.pop("", None)
+    found = _read_texts(source, column)
+    counts = found.counts
     fraction = None if problem else _first_fraction(counts)
-    if fraction is not None:
+    if fraction is not None and found.stray is None:
         notice = f"{source.name}: {column!r} holds numbers such as {fraction}: this is regression"
         return FoundLabels(problem="regression", labels=None, notice=notice)
+    if fraction is not None and found.num_numbers >= NUMBERS_THAT_SUGGEST_SCORES * counts.total():
+        raise _undecided(found, source.name, column)
     labels = tuple(sorted(counts, key=_natural_order(counts)))
+    if len(labels) < 2 and found.unusable is not None:
+        row, reason = found.unusable
+        raise DataError(reason, file=source.name, row=row, column=column)
     _refuse_useless(labels, counts.total(), source.name, column)
     notice = f"{source.name}: {column!r} has {len(labels)} classes: {_listed(labels)}"
     return FoundLabels(problem="classification", labels=labels, notice=notice)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _LabelTexts:
+    """The texts of a label column, those of bad rows and empty cells left out."""
+
+    counts: Counter[str]
+    num_numbers: int
+    """Rows whose label is a number (a nan is then a bad score, not a class)."""
+    stray: tuple[int, str] | None
+    """Row and text of the first label that is no number."""
+    unusable: tuple[int, str] | None
+    """Row and reason of the first cell that cannot be a label."""
+
+
+def _read_texts(source: Source, column: str) -> _LabelTexts:
+    counts: Counter[str] = Counter()
+    rows: dict[str, int] = {}
+    unusable: tuple[int, str] | None = None
+    for row in source.rows([column]):
+        if row.problem is not None:
+            continue
+        try:
+            text = label_text(row.cells[0])
+        except CellError as error:
+            unusable = unusable or (row.number, str(error))
+            continue
+        counts[text] += 1
+        rows.setdefault(text, row.number)
+    counts.pop("", None)
+    # Dicts keep the order of first appearance, so the first stray text is that of the first row with one.
+    strays = [text for text in counts if as_number(text) is None]
+    return _LabelTexts(
+        counts=counts,
+        num_numbers=counts.total() - sum(counts[text] for text in strays),
+        stray=(rows[strays[0]], strays[0]) if strays else None,
+        unusable=unusable,
+    )
+
+
 def _first_fraction(texts: Counter[str]) -> str | None:
-    """The first text that is no whole number, if all are numbers (a nan is then a bad score, not a class)."""
-    if any(as_number(text) is None for text in texts):
-        return None
-    return next((text for text in texts if math.isfinite(float(text)) and not float(text).is_integer()), None)
+    """The first text that is a number and not a whole one."""
+    numbers = ((text, as_number(text)) for text in texts)
+    return next((t for t, number in numbers if number is not None and number % 1 and math.isfinite(number)), None)
+
+
+def _undecided(found: _LabelTexts, file: str, column: str) -> DataError:
+    assert found.stray is not None
+    row, text = found.stray
+    more = found.counts.total() - found.num_numbers - 1
+    others = "the other" if not more else f"nor {'is' if more == 1 else 'are'} {counted(more, 'more label')}; the other"
+    verb = "label is" if found.num_numbers == 1 else "labels are"
+    return DataError(
+        f"{text!r} is no number, {others} {found.num_numbers} {verb}: say --problem_type regression "
+        "(with --on_bad_row skip to leave such rows out), or --problem_type classification",
+        file=file,
+        row=row,
+        column=column,
+    )
 
 
 def _natural_order(texts: Counter[str]) -> Callable[[str], tuple[float, str]]:
@@ -233,6 +301,10 @@ def _refuse_useless(labels: Sequence[str], num_rows: int, file: str, column: str
             file=file,
             column=column,
         )
+
+
+def _empty(cell: Cell, what: str) -> str:
+    return "the column is missing in this row" if cell is MISSING else f"the {what} is empty"
 
 
 def _unambiguous(labels: Sequence[str]) -> dict[str, int]:

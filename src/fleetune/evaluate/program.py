@@ -113,7 +113,7 @@ def tokenise(model: FinishedModel, source: Path) -> TokenTable:
     """The file's tokens, from the cache where it has them."""
     config = model.config
     with model.terminal.bar("tokenising", None, "rows") as bar:
-        return prepare_inputs(
+        inputs = prepare_inputs(
             source,
             task=model.task,
             tokenizer=model.tokenizer,
@@ -126,6 +126,9 @@ def tokenise(model: FinishedModel, source: Path) -> TokenTable:
             overwrite_cache=config.overwrite_cache,
             progress=lambda done, total: bar.move_to(done),
         )
+    for notice in inputs.notices:
+        model.terminal.say(notice)
+    return inputs.table
 
 
 def open_model(config: RunConfig, ranks: Ranks) -> FinishedModel:

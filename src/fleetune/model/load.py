@@ -92,6 +92,8 @@ def load_model_config(config: RunConfig) -> Any:
 
     assert config.model is not None
     folder = Path(config.model)
+    if not folder.exists() and config.model.startswith((".", "/", "~")):
+        raise ModelError(f"--model {folder}: there is no such folder")
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder}: no config.json: this is not a folder of a Hugging Face model")

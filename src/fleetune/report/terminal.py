@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -34,7 +35,9 @@ def open_terminal(is_first: bool) -> Terminal:
     """The terminal of a rank: only the first one speaks."""
     if not is_first:
         return SilentTerminal()
-    return RichTerminal() if sys.stdout.isatty() else PlainTerminal()
+    # Open MPI gives the first rank a terminal of its own, whatever the user's output goes to.
+    in_terminal = sys.stdout.isatty() and "OMPI_COMM_WORLD_RANK" not in os.environ
+    return RichTerminal() if in_terminal else PlainTerminal()
 
 
 class SilentTerminal(Terminal):
@@ -117,12 +120,13 @@ class RichTerminal(Terminal):
 
     @contextmanager
     def bar(self, title: str, total: int | None, unit: str, start: int = 0) -> Iterator[Bar]:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (
-            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn(unit),
-            TextColumn("{task.fields[note]}"), TimeRemainingColumn(compact=True), TextColumn("left"),
-        )  # fmt: skip
+        done = TextColumn("{task.completed:,}" + (f"/{total:,}" if total else "") + f" {unit}")
+        columns = [TextColumn("{task.description}"), done, TextColumn("{task.fields[note]}")]
+        if total is not None:
+            left = (TimeRemainingColumn(compact=True), TextColumn("left"))
+            columns = [columns[0], BarColumn(bar_width=24), *columns[1:], *left]  # type: ignore[list-item]
         with Progress(*columns, console=self._console, transient=True) as progress:
             yield _RichBar(progress, progress.add_task(title, total=total, completed=start, note=""))
 

@@ -40,6 +40,19 @@ def step_of(folder: Path) -> int:
     return int(match[1])
 
 
+def named_checkpoint(path: str) -> Path:
+    """The folder that `--resume_from_checkpoint` names.
+
+    Raises:
+        CheckpointError: There is none, or its name is not that of a checkpoint.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise CheckpointError(f"--resume_from_checkpoint {path}: there is no such folder")
+    step_of(folder)
+    return folder
+
+
 def list_checkpoints(output_dir: Path) -> list[Path]:
     """All checkpoint folders of a run, torn ones too, the newest first."""
     folders = [p for p in output_dir.glob("checkpoint-*") if p.is_dir() and _NAME.fullmatch(p.name)]

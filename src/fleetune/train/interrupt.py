@@ -7,16 +7,21 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 _SAME_REQUEST_S = 1.0  # a launcher may deliver one Ctrl-C twice: from the terminal, and passed on
 
 
 class StopRequest:
-    """Set by the first signal."""
+    """Set by the first signal.
 
-    def __init__(self) -> None:
+    Args:
+        speaks: Whether to tell the user that the signal was heard; a launcher of ours does so itself.
+    """
+
+    def __init__(self, *, speaks: bool = False) -> None:
+        self._speaks = speaks
         self.signal: int | None = None
         self._when = 0.0
 
@@ -27,6 +32,9 @@ class StopRequest:
         """The handler of both signals."""
         if self.signal is None:
             self.signal, self._when = number, time.monotonic()
+            if self._speaks:
+                with suppress(OSError):
+                    os.write(2, b"\nstopping after the current step; press Ctrl-C again to end at once\n")
         elif time.monotonic() - self._when > _SAME_REQUEST_S:
             os._exit(128 + number)
 
@@ -46,12 +54,12 @@ class Stopped(Exception):  # noqa: N818 - an outcome, not an error
 
 
 @contextmanager
-def listening() -> Iterator[StopRequest]:
+def listening(*, speaks: bool = False) -> Iterator[StopRequest]:
     """Take the first SIGINT or SIGTERM as a request to stop, for the time of a `with` block.
 
     Outside the main thread, where Python allows no handlers, signals keep their meaning.
     """
-    request = StopRequest()
+    request = StopRequest(speaks=speaks)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return

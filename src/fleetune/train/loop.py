@@ -35,7 +35,7 @@ def train(run: TrainingRun) -> None:
     pace = Pace(run)
     with (
         pace.recorded(run),
-        listening() as request,
+        listening(speaks=run.ranks.is_first and not run.ranks.has_own_launcher) as request,
         run.terminal.bar("training", run.plan.total_steps, "steps", run.state.step) as bar,
     ):
         if run.state.step > 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,17 @@ from fleetune.train.checkpoint import clear_leftovers, list_checkpoints, step_of
 LOCK_FILE = ".lock"
 TENSORBOARD_FOLDER = "runs"
 
+PLAN_SETTINGS = (
+    "processes", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "scale_lr",
+    "num_train_epochs", "max_steps", "warmup_steps", "warmup_ratio", "lr_scheduler_type",
+)  # fmt: skip
+"""Settings that act on the weights through the plan alone: they may change as long as `PLAN_NUMBERS` do not."""
+
 NEUTRAL_SETTINGS = frozenset({
-    "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "processes", "threads", "ddp_timeout", "cache_dir",
+    *PLAN_SETTINGS, "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "threads", "ddp_timeout",
+    "cache_dir",
     "overwrite_cache", "report_to", "logging_steps", "save_strategy", "save_steps", "save_total_limit", "do_eval",
     "do_predict", "test_file", "max_predict_samples", "per_device_eval_batch_size", "eval_strategy", "eval_steps",
-    "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "scale_lr",
-    "num_train_epochs", "max_steps", "warmup_steps", "warmup_ratio", "lr_scheduler_type",
 })  # fmt: skip
 """Settings that may change when a run goes on: they do not touch the weights, or do so through `PLAN_NUMBERS`."""
 
@@ -37,7 +42,7 @@ class Occupant:
     """What an output folder holds."""
 
     kind: str
-    """"empty", "foreign" (files of something else), "unfinished" or "finished" (a run)."""
+    """"empty", "foreign" (files of something else), "abandoned" (saved nothing), "unfinished" or "finished"."""
     record: RunRecord | None = None
     last_checkpoint: Path | None = None
 
@@ -51,7 +56,7 @@ def look_into(folder: Path) -> Occupant:
     if record is None:
         return Occupant(kind="foreign")
     checkpoints = list_checkpoints(folder)
-    kind = "finished" if record.status == "finished" else "unfinished"
+    kind = "finished" if record.status == "finished" else "unfinished" if checkpoints else "abandoned"
     return Occupant(kind=kind, record=record, last_checkpoint=checkpoints[0] if checkpoints else None)
 
 
@@ -103,32 +108,43 @@ def _refuse_occupied(config: RunConfig, folder: Path, occupant: Occupant) -> Non
         raise OutputError(f"{place} holds a finished run: choose another, or give --overwrite_output_dir to replace it")
     if occupant.kind == "unfinished" and config.resume_from_checkpoint is None:
         assert occupant.record is not None
-        changed = differences(occupant.record.config, config.to_dict())
-        raise OutputError(f"{place} {_offer(occupant, occupant.record, changed)}")
+        raise OutputError(f"{place} {_offer(occupant, occupant.record, kept_settings(config))}")
 
 
-def _offer(occupant: Occupant, record: RunRecord, changed: list[str]) -> str:
+def _offer(occupant: Occupant, record: RunRecord, now: dict[str, Any]) -> str:
     """How to go on with an unfinished run, or why that is not possible."""
     anew = "give --overwrite_output_dir to start anew"
+    changed = differences(record.config, now)
     if changed:
-        return (
-            "holds an unfinished run with other settings:\n  " + "\n  ".join(changed) + f"\nChoose another, or {anew}"
-        )
-    if occupant.last_checkpoint is None:
-        return f"holds an unfinished run without a checkpoint: {anew}"
+        return "holds an unfinished run with other settings:" + _listed(changed) + f"\nChoose another, or {anew}"
+    assert occupant.last_checkpoint is not None
     step, total = step_of(occupant.last_checkpoint), record.plan.get("total_steps", "?")
-    return (
-        f"holds an unfinished run of these settings, saved at step {step} of {total}: give --resume_from_checkpoint to "
-        f"go on, or {anew}"
+    told = (
+        f"holds an unfinished run, saved at step {step} of {total}: give --resume_from_checkpoint to go on, or {anew}"
     )
+    planned = differences(record.config, now, PLAN_SETTINGS)
+    return told + (f". Going on needs the same plan, and these differ:{_listed(planned)}" if planned else "")
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Settings that would make another run, one line each."""
+def _listed(lines: list[str]) -> str:
+    return "".join(f"\n  {line}" for line in lines)
+
+
+def kept_settings(config: RunConfig) -> dict[str, Any]:
+    """The settings as a record keeps them: with paths that hold from any folder."""
+    settings = config.to_dict()
+    paths = {name for name in settings if isinstance(getattr(config, name), Path)}
+    local = {name for name in ("model", "tokenizer_name") if settings[name] and Path(settings[name]).exists()}
+    return settings | {name: str(Path(settings[name]).absolute()) for name in paths | local}
+
+
+def differences(before: dict[str, Any], now: dict[str, Any], names: Iterable[str] | None = None) -> list[str]:
+    """Settings that would make another run, one line each; or, of the named settings, those that changed."""
+    chosen = [name for name in now if name not in NEUTRAL_SETTINGS] if names is None else names
     return [
         f"--{name} was {before.get(name)!r}, is {now.get(name)!r}"
-        for name in now
-        if name not in NEUTRAL_SETTINGS and before.get(name) != now.get(name)
+        for name in chosen
+        if before.get(name) != now.get(name)
     ]
 
 

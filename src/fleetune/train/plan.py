@@ -77,7 +77,8 @@ class TrainPlan:
             f"data           {self.num_examples:,} examples, {self.num_tokens:,} tokens, longest {self.longest}",
             f"global batch   {batch}",
             f"learning rate  {rate}, {warmup}",
-            f"steps          {self.total_steps:,} ({self.epochs:.3g} epochs of {self.steps_per_epoch:,})",
+            f"steps          {self.total_steps:,} ({self.epochs:.3g} {'epoch' if self.epochs == 1 else 'epochs'} of "
+            f"{self.steps_per_epoch:,})",
             f"batches        {'flat, no padding' if self.unpadded else 'padded to the longest: the slower way'}",
         ]
 

@@ -35,7 +35,7 @@ from fleetune.train.finish import finish
 from fleetune.train.interrupt import Stopped
 from fleetune.train.loop import train
 from fleetune.train.optim import make_optimizer
-from fleetune.train.output import TENSORBOARD_FOLDER, check_room, claim, clear_earlier_run, lock
+from fleetune.train.output import TENSORBOARD_FOLDER, check_room, claim, clear_earlier_run, kept_settings, lock
 from fleetune.train.plan import TrainPlan, make_plan
 from fleetune.train.run import TrainingRun, make_batches, make_engine
 from fleetune.train.saving import resume
@@ -53,6 +53,7 @@ def finetune(config: RunConfig) -> RunRecord:
 
     Raises:
         FleetuneError: The settings, the data, the model or the output folder cannot be used; see `fleetune.errors`.
+            With several processes, what a rank finds comes as a `LaunchError`; the rank prints the reason.
         Stopped: A signal asked the run to stop; it has been saved.
     """
     check_before_start(config)
@@ -87,7 +88,7 @@ def run_rank(config: RunConfig, info: RankInfo | None) -> RunRecord:
 def open_output(config: RunConfig, ranks: Ranks) -> Iterator[RunRecord]:
     """Claim the output folder for the time of the run, and make the record that will be written into it."""
     assert config.output_dir is not None
-    record = RunRecord(config=config.to_dict(), versions=read_versions(), host=dataclasses.asdict(read_host()))
+    record = RunRecord(config=kept_settings(config), versions=read_versions(), host=dataclasses.asdict(read_host()))
     release: list[Callable[[], None]] = []
 
     def take() -> None:
@@ -188,7 +189,7 @@ def make_room(run: TrainingRun) -> None:
     assert config.output_dir is not None
     model_bytes = sum(p.numel() * p.element_size() for p in run.classifier.hugging_face.parameters())
     check_room(config.output_dir, model_bytes, most_checkpoints(config, run.plan))
-    if config.overwrite_output_dir and config.resume_from_checkpoint is None:
+    if config.resume_from_checkpoint is None:  # an abandoned run, or one that is to be replaced
         clear_earlier_run(config.output_dir)
     run.record.write(config.output_dir)
 

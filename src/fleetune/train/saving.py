@@ -15,14 +15,14 @@ from fleetune.model.load import save_model
 from fleetune.train.checkpoint import (
     checkpoint_folder,
     list_checkpoints,
+    named_checkpoint,
     newest_intact,
     prune_checkpoints,
-    step_of,
     verify_checkpoint,
     write_checkpoint,
 )
 from fleetune.train.optim import state_tensors
-from fleetune.train.output import differences, plan_differences
+from fleetune.train.output import differences, kept_settings, plan_differences
 from fleetune.train.plan import TrainPlan
 from fleetune.train.run import TrainingRun
 from fleetune.train.state import TrainState
@@ -52,7 +52,7 @@ def _write(run: TrainingRun, folder: Path) -> None:
     write_json(folder / RUN_STATE_FILE, {
         "state": run.state.to_dict(),
         "plan": run.plan.to_dict(),
-        "config": run.config.to_dict(),
+        "config": kept_settings(run.config),
         "random_numbers": "drawn anew for each micro-batch from (seed, step, micro-batch, rank)",
     })  # fmt: skip
     write_json(folder / TRAINER_STATE_FILE, trainer_state(run.state, run.plan, run.config.output_dir))
@@ -102,7 +102,7 @@ def _read_into(run: TrainingRun) -> dict[str, Any] | None:
     if folder is None:
         return None
     told = json.loads((folder / RUN_STATE_FILE).read_text())
-    changed = differences(told["config"], run.config.to_dict())
+    changed = differences(told["config"], kept_settings(run.config))
     changed += plan_differences(told["plan"], run.plan.to_dict())
     if changed:
         raise CheckpointError(f"{folder}: the checkpoint is of a run with other settings:\n  " + "\n  ".join(changed))
@@ -129,10 +129,7 @@ def _chosen(run: TrainingRun) -> Path | None:
         if folder is None and list_checkpoints(output_dir):
             raise CheckpointError(f"{output_dir}: no checkpoint is whole; give --overwrite_output_dir to start anew")
         return folder
-    folder = Path(wanted).expanduser()
-    if not folder.is_dir():
-        raise CheckpointError(f"--resume_from_checkpoint {wanted}: there is no such folder")
-    step_of(folder)
+    folder = named_checkpoint(wanted)
     verify_checkpoint(folder)
     return folder
 

@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOPPED = tuple(128 + signum for signum in _STOP_SIGNALS)
 _PORTS = range(20000, 30000)  # below the ephemeral range, so that no outgoing connection takes one
 _PR_SET_PDEATHSIG = 1
+_LOOK_AROUND_S = 0.05
 
 _OFTEN: dict[int, str] = {
     signal.SIGKILL: "often the kernel's out-of-memory killer; free memory or use fewer processes",
@@ -114,8 +116,8 @@ def run_local(plan: LocalPlan) -> int:
 
     The first SIGINT or SIGTERM is passed on to all ranks, which may take their time to save; a second one
     ends them. SIGHUP (a closed terminal) is passed on as SIGTERM. When a rank fails, the others are ended.
-    Whatever ranks leave running is ended too, also when the launcher itself is killed. Call it from the main
-    thread, which receives signals.
+    Whatever ranks leave running is ended too, also when the launcher itself is killed. Only in the
+    main thread are signals received.
 
     Returns:
         The status of the first rank that failed; else 128 + signal number when ranks were stopped; else 0.
@@ -320,9 +322,13 @@ def _end_with_parent() -> Callable[[], None]:
 
 
 class _SignalInbox:
-    """Collects the signals that arrive within the context, and wakes up who waits for one."""
+    """Collects the signals that arrive within the context, and wakes up who waits for one.
+
+    Outside the main thread, where Python allows no handlers, it only waits, and looks around often.
+    """
 
     def __init__(self) -> None:
+        self._hears = threading.current_thread() is threading.main_thread()
         self._received: list[signal.Signals] = []
         self._before: dict[signal.Signals, signal._HANDLER] = {}
 
@@ -330,6 +336,8 @@ class _SignalInbox:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
+        if not self._hears:
+            return self
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for signum in (*_STOP_SIGNALS, signal.SIGCHLD):
             # What is ignored stays so (nohup ignores SIGHUP); but of an ignored SIGCHLD no status could be
@@ -341,7 +349,8 @@ class _SignalInbox:
     def __exit__(self, *_: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
-        signal.set_wakeup_fd(self._wakeup_before)
+        if self._hears:
+            signal.set_wakeup_fd(self._wakeup_before)
         os.close(self._reader)
         os.close(self._writer)
 
@@ -350,6 +359,8 @@ class _SignalInbox:
 
     def wait(self, timeout_s: float | None) -> Iterable[signal.Signals]:
         """Signals that asked to stop, in order; none when a rank ended or the time is over."""
+        if not self._hears:
+            timeout_s = min(_LOOK_AROUND_S, _LOOK_AROUND_S if timeout_s is None else timeout_s)
         select.select([self._reader], [], [], timeout_s)
         with contextlib.suppress(BlockingIOError):
             while os.read(self._reader, 4096):

@@ -3,6 +3,16 @@
 from fleetune.data.sources.delimited import TsvFile
 from fleetune.data.sources.locate import Places
 from fleetune.data.sources.opening import missing_column, open_source, require_columns
-from fleetune.data.sources.rows import Cell, Row, Source
+from fleetune.data.sources.rows import MISSING, Cell, Row, Source
 
-__all__ = ["Cell", "Places", "Row", "Source", "TsvFile", "missing_column", "open_source", "require_columns"]
+__all__ = [
+    "MISSING",
+    "Cell",
+    "Places",
+    "Row",
+    "Source",
+    "TsvFile",
+    "missing_column",
+    "open_source",
+    "require_columns",
+]

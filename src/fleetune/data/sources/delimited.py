@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 
@@ -17,7 +18,14 @@ from fleetune.data.sources.rows import (
     refuse_duplicate_columns,
     without_trailing_blanks,
 )
+from fleetune.data.wording import counted
 from fleetune.errors import DataError
+
+# Characters. Far above any text, and low enough that a quote left open in a huge file does not fill the memory
+# (the reader takes 4 bytes a character). Python's own limit of 131,072 refuses long plain texts.
+LONGEST_CELL = 1 << 28
+
+CSV_CURE = "mend the quote (a quote inside a quoted cell is written twice), or save the file as TSV"
 
 
 class TsvFile(Source):
@@ -75,6 +83,9 @@ class TsvFile(Source):
 class CsvFile(Source):
     """A comma-separated file, quoted as RFC 4180 says; a quoted cell may hold line ends.
 
+    A torn row that begins and ends on one line is a row with a problem. One that covers several lines ends the
+    reading: its quote may have swallowed any number of good rows, which must not be lost without a word.
+
     Args:
         path: A regular file.
         encoding: A Python codec name; None: UTF-8, or what the byte-order mark says.
@@ -93,9 +104,9 @@ class CsvFile(Source):
         """Stream every row; see `Source.rows`.
 
         Raises:
-            DataError: There is none below the header.
+            DataError: There is none below the header, or a quote swallows the lines after it.
         """
-        numbered = without_trailing_blanks(self._records())
+        numbered = without_trailing_blanks(self._records(len(self.columns)))
         next(numbered)
         return _rows(numbered, self, columns, "a comma in a text needs quotes around it")
 
@@ -107,27 +118,92 @@ class CsvFile(Source):
         """Not known: a quoted cell may hold line ends."""
         return None
 
-    def _records(self) -> NumberedCells:
-        lines = (line + "\n" for line in read_lines(self._path, self._encoding))
+    def _records(self, num_columns: int | None = None) -> NumberedCells:
+        """Records with the line they begin on; `num_columns` is None while the header is read."""
+        csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
+        lines = _LastLine(self._lines())
         reader = csv.reader(lines, strict=True)
         while True:
             number = reader.line_num + 1
             try:
-                yield number, next(reader)
+                cells = next(reader)
             except StopIteration:
                 return
             except csv.Error as error:
                 # The reader starts afresh with the next line, so one torn row does not cost the rest.
-                yield number, _csv_problem(error)
+                yield number, self._problem(error, number, reader.line_num, lines.last)
+                continue
+            if num_columns is not None and len(cells) != num_columns and reader.line_num > number:
+                raise self._swallowed(number, reader.line_num, _wrong_count(len(cells), num_columns))
+            yield number, cells
+
+    def _lines(self) -> Iterator[str]:
+        return (line + "\n" for line in read_lines(self._path, self._encoding))
+
+    def _problem(self, error: csv.Error, first: int, last: int, line: str) -> str:
+        """What is wrong with a torn row of one line.
+
+        Raises:
+            DataError: It has swallowed other lines, or goes on in the next one.
+        """
+        text = str(error)
+        if "unexpected end of data" in text:
+            raise self._never_closed(self._opening_line(first))
+        if "field limit" in text:
+            if last > first:
+                raise self._never_closed(first)
+            return f"a cell is longer than {csv.field_size_limit():,} characters"
+        problem, hint = f"not valid CSV: {text}", " (a quote inside a quoted cell is written twice)"
+        if "new-line" in text:
+            problem = "a carriage return stands alone in a cell without quotes"
+            hint = " (lines end with LF or CRLF)"
+        if last > first:
+            raise self._swallowed(first, last, problem)
+        if _ends_in_quotes(line):
+            reason = f"{problem}, and a later quote is open at the end of the line: the rows cannot be told apart"
+            raise DataError(f"{reason}; {CSV_CURE}", file=self._path, row=first)
+        return problem + hint
+
+    def _opening_line(self, first: int) -> int:
+        """Line of the quote that is open at the end of the file, in a record that begins at `first`."""
+        # Not strict, the reader gives the open cell as it is, with a line end for each of its lines.
+        reader = csv.reader(islice(self._lines(), first - 1, None))
+        open_cell = next(reader)[-1]
+        return first + reader.line_num - open_cell.count("\n")
+
+    def _never_closed(self, row: int) -> DataError:
+        reason = "a quote that starts a cell here is never closed, so the rows after it cannot be told apart"
+        return DataError(f"{reason}: {CSV_CURE}", file=self._path, row=row)
+
+    def _swallowed(self, first: int, last: int, problem: str) -> DataError:
+        lines = counted(last - first, "line")
+        reason = f"rows {first} to {last} are read as one, as a quote that opens here swallows {lines}; then {problem}"
+        return DataError(f"{reason}: {CSV_CURE}", file=self._path, row=first)
 
 
-def _csv_problem(error: csv.Error) -> str:
-    text = str(error)
-    if "unexpected end of data" in text or "field limit" in text:
-        return "a quote that starts a cell here is never closed (a quote inside a cell is written twice)"
-    if "new-line" in text:
-        return "a carriage return stands alone in a cell without quotes (lines end with LF or CRLF)"
-    return f"not valid CSV: {text} (a quote inside a quoted cell is written twice)"
+class _LastLine:
+    """Hands lines on and keeps the last one."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._lines, self.last = lines, ""
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        self.last = next(self._lines)
+        return self.last
+
+
+def _ends_in_quotes(line: str) -> bool:
+    """Whether a line, torn quotes in it passed over, opens a quoted cell that goes on in the next line."""
+    # A cell has a line end in it only if it is quoted; a carriage return alone would raise again.
+    cells = next(csv.reader([line.replace("\r", " ")]))
+    return bool(cells) and cells[-1].endswith("\n")
+
+
+def _wrong_count(found: int, expected: int, hint: str = "") -> str:
+    return f"{counted(found, 'cell')} where the header has {expected}{hint}"
 
 
 def _first_cells(numbered: NumberedCells, path: Path) -> list[str]:
@@ -153,6 +229,6 @@ def _rows(numbered: NumberedCells, source: Source, wanted: Sequence[str], hint: 
         elif not cells:
             yield Row(number, (), "the line is blank")
         else:
-            yield Row(number, (), f"{len(cells)} cells where the header has {expected} ({hint})")
+            yield Row(number, (), _wrong_count(len(cells), expected, f" ({hint})"))
     if number is None:
         raise DataError("the file has a header and no rows", file=source.name)

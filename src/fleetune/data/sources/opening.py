@@ -69,12 +69,14 @@ def require_columns(source: Source, columns: Sequence[str]) -> None:
             raise DataError(missing_column(source.columns, name), file=source.name)
 
 
-def missing_column(present: Sequence[str], name: str) -> str:
-    """The sentence that says a column is missing, what is there instead, and what may be the reason."""
+def missing_column(present: Sequence[str], *names: str) -> str:
+    """The sentence that says columns are missing, what is there instead, and what may be the reason."""
     by_folded = {column.casefold(): column for column in present}
-    near = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.5)
-    hint = f" (nearest: {by_folded[near[0]]!r})" if near else ""
+    matches = [difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.5) for name in names]
+    near = dict.fromkeys(by_folded[folded] for found in matches for folded in found)
+    hint = f" (nearest: {', '.join(map(repr, near))})" if near else ""
     separators = [mark for mark in ";\t|," if len(present) == 1 and mark in present[0]]
     if separators:
         hint = f" (the header holds {separators[0]!r}: is that the separator? .csv needs commas, .tsv tabs)"
-    return f"there is no column {name!r}: the columns are {', '.join(map(repr, present))}{hint}"
+    missing = " and no column ".join(map(repr, names))
+    return f"there is no column {missing}: the columns are {', '.join(map(repr, present))}{hint}"

@@ -8,7 +8,7 @@ from itertools import count, islice
 from pathlib import Path
 
 from fleetune.data.sources.encoding import read_lines, read_text
-from fleetune.data.sources.rows import Row, Source, count_lines, file_digest, refuse_duplicate_columns
+from fleetune.data.sources.rows import MISSING, Row, Source, count_lines, file_digest, refuse_duplicate_columns
 from fleetune.errors import DataError
 
 # JSON Lines has no header: a key counts as a column if one of the first records has it.
@@ -44,7 +44,7 @@ class JsonLinesFile(Source):
             if isinstance(record, str):
                 yield Row(number, (), record)
             else:
-                yield Row(number, tuple(record.get(name) for name in columns))
+                yield Row(number, tuple(record.get(name, MISSING) for name in columns))
 
     def digest(self) -> str:
         """See `Source.digest`."""
@@ -84,7 +84,7 @@ class JsonFile(Source):
         """Stream every record, numbered from 1; see `Source.rows`."""
         for number, record in enumerate(self._records, start=1):
             if isinstance(record, dict):
-                yield Row(number, tuple(record.get(name) for name in columns))
+                yield Row(number, tuple(record.get(name, MISSING) for name in columns))
             else:
                 yield Row(number, (), f"a JSON object was expected, found {_kind(record)}")
 
@@ -167,6 +167,8 @@ def _json_array(path: Path, encoding: str | None) -> list[object]:
         raise DataError(
             f"not valid JSON: {error.msg} at character {error.colno}", file=path, row=error.lineno
         ) from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(_unreadable_json(error), file=path) from None
     records = document.get("data") if isinstance(document, dict) else document
     if not isinstance(records, list):
         raise DataError('expected a JSON array of objects, or {"data": [...]}', file=path)
@@ -180,7 +182,14 @@ def _object_or_problem(line: str) -> dict[str, object] | str:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         return f"not valid JSON: {error.msg} at character {error.colno}"
+    except (ValueError, RecursionError) as error:
+        return _unreadable_json(error)
     return record if isinstance(record, dict) else f"a JSON object was expected, found {_kind(record)}"
+
+
+def _unreadable_json(error: ValueError | RecursionError) -> str:
+    """Valid JSON that Python does not read: numbers of thousands of digits, lists nested a thousand deep."""
+    return f"this JSON cannot be read: {error}"
 
 
 def _kind(value: object) -> str:

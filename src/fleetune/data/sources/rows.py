@@ -5,13 +5,25 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fleetune.errors import DataError
 
 Cell = object
-"""A cell as its format gives it: `str` in text formats; also numbers, bool and None in JSON and Parquet."""
+"""A cell as its format gives it: `str` in text formats; also numbers, bool, None, lists and objects in JSON and
+Parquet, and `MISSING`."""
+
+
+class Missing(Enum):
+    """The type of `MISSING`."""
+
+    CELL = "missing"
+
+
+MISSING: Final = Missing.CELL
+"""The cell of a JSON record that lacks the key; a null that is given is None."""
 
 NumberedCells = Iterator[tuple[int, list[str] | str]]
 """Line numbers with the cells of a line, or with what is wrong with it; no cells for a blank line."""

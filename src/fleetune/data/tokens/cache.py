@@ -134,7 +134,8 @@ def _fill(request: TableRequest, partial: Path, progress: Progress | None) -> No
 
 
 def _no_examples(file: str, log: BadRowLog) -> DataError:
-    lines = [f"no row can be used, all {log.total} are bad:", *map(str, log.listed[:BAD_ROWS_SHOWN])]
+    bad = "the only one is" if log.total == 1 else f"all {log.total} are"
+    lines = [f"no row can be used, {bad} bad:", *map(str, log.listed[:BAD_ROWS_SHOWN])]
     return DataError("\n  ".join(lines), file=file)
 
 

@@ -17,7 +17,7 @@ from fleetune.data.tasks import Columns, columns_from_json
 from fleetune.errors import DataError
 
 # Raised when the layout of the folder, or what is tokenised into it, changes: older folders are then not found.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 META_NAME = "meta.json"
 
 TOKEN_IDS, TYPE_IDS, OFFSETS, LABELS, ROWS = "token_ids", "type_ids", "offsets", "labels", "rows"
