@@ -17,7 +17,7 @@ VALUES: dict[str, Any] = {
     "task": "mrpc", "model": "bert", "max_seq_length": 64, "text_column_names": ("a", "b"), "label_column_name": "l",
     "per_device_train_batch_size": 4, "per_device_eval_batch_size": 9, "num_train_epochs": 1.5, "learning_rate": 0.5,
     "eval_strategy": "steps", "max_eval_samples": 7, "max_predict_samples": 8, "processes": 2,
-    "resume_from_checkpoint": "auto",
+    "resume_from_checkpoint": "auto", "warmup_ratio": 0.1,
 }  # fmt: skip
 """A value that is not the default, for every setting with an alias."""
 
@@ -82,7 +82,16 @@ def test_defaults_that_transformers_has_too_are_the_same() -> None:
             assert str(getattr(default, "value", default)) == str(field.default), field.name
 
 
-@pytest.mark.parametrize("word", sorted(RETIRED))
+@pytest.mark.parametrize(
+    ("word", "neutral"),
+    [("label_smoothing_factor", "0.0"), ("gradient_checkpointing", "false"), ("push_to_hub", False)],
+)
+def test_what_would_change_the_result_is_refused_unless_it_asks_for_nothing(word: str, neutral: object) -> None:
+    assert config_from_mapping({word: neutral}) == (RunConfig(), ())
+    assert problems_of({word: "0.1"}) == [f"--{word} 0.1: {RETIRED[word].says}"]
+
+
+@pytest.mark.parametrize("word", sorted(w for w in RETIRED if RETIRED[w].accepts is None))
 def test_every_retired_word_says_its_line_and_changes_no_default(word: str) -> None:
     value = "true" if not RETIRED[word].takes_value else "5"
     config, notices = config_from_mapping({word.replace("_", "-"): value})

@@ -216,7 +216,7 @@ def test_missing_files_and_folders_are_all_named(tmp_path: Path) -> None:
     assert problems == [
         f"--train_file {gone}/a.csv: there is no such file",
         f"--validation_file {gone}/b.csv: there is no such file",
-        f"--test_file {tmp_path}: there is no such file",
+        f"--test_file {tmp_path}: a file is expected, not a folder",
         f"--data_dir {gone}: there is no such folder",
     ]
 

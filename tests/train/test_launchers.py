@@ -95,3 +95,24 @@ def test_a_rank_that_fails_ends_the_run_and_says_why_once(train: Train, tmp_path
     assert f"error: {bad}, row 3, column 'text'" in result.stderr
     assert result.stderr.count("error:") == 1
     assert "Traceback" not in result.stderr
+
+
+def test_several_processes_can_be_started_from_a_thread(train: Train) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        output = pool.submit(train, "thread", processes=2, max_steps=1).result(timeout=120)
+    assert read_json(output / "record.json")["status"] == "finished"
+
+
+def test_evaluate_works_from_any_folder(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data were named relative to where the run was started."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("train.csv", "dev.csv"):
+        (tmp_path / "here" / name).write_text("text,label\nred cat,a\nbig dog,b\n")
+    monkeypatch.chdir(tmp_path / "here")
+    output = train(train_file="train.csv", validation_file="dev.csv", max_steps=1)
+    (tmp_path / "here" / "train.csv").unlink()  # evaluating needs the validation data only
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert "accuracy" in fleetune("evaluate", output).stdout

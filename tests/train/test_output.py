@@ -113,10 +113,14 @@ def test_a_finished_run_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize("status", ["running", "interrupted", "failed"])
 def test_an_unfinished_run_of_the_same_settings_is_offered(folder: Path, status: Status) -> None:
     leave_run(folder, status, 9, 30)
-    words = refusal(config_of(folder, processes=4, logging_steps=1))
-    assert words == (
-        "holds an unfinished run of these settings, saved at step 30 of 90: give --resume_from_checkpoint to go on, or "
+    offer = (
+        "holds an unfinished run, saved at step 30 of 90: give --resume_from_checkpoint to go on, or "
         "give --overwrite_output_dir to start anew"
+    )
+    assert refusal(config_of(folder, logging_steps=1)) == offer
+    assert refusal(config_of(folder, processes=4, max_steps=20)) == (
+        f"{offer}. Going on needs the same plan, and these differ:"
+        "\n  --processes was None, is 4\n  --max_steps was None, is 20"
     )
     found = claim(config_of(folder, resume_from_checkpoint="auto"))
     assert found.kind == "unfinished"
@@ -124,10 +128,10 @@ def test_an_unfinished_run_of_the_same_settings_is_offered(folder: Path, status:
     assert found.record.status == status
 
 
-def test_an_unfinished_run_without_a_checkpoint_can_only_start_anew(folder: Path) -> None:
+@pytest.mark.parametrize("seed", [42, 7])
+def test_a_run_that_saved_nothing_is_in_nobodys_way(folder: Path, seed: int) -> None:
     leave_run(folder, "failed")
-    words = refusal(config_of(folder))
-    assert words == "holds an unfinished run without a checkpoint: give --overwrite_output_dir to start anew"
+    assert claim(config_of(folder, seed=seed)).kind == "abandoned"
 
 
 def test_an_unfinished_run_of_other_settings_is_refused_with_the_differences(folder: Path) -> None:

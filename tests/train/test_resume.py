@@ -66,6 +66,7 @@ def test_an_unfinished_run_is_offered_and_other_settings_are_refused(train: Trai
     same = fleetune("train", *words, check=False)
     assert same.returncode == 1
     assert "saved at step 10 of 12: give --resume_from_checkpoint to go on" in same.stderr
+    assert "these differ" not in same.stderr
     other = fleetune("train", *words, "--seed", 7, check=False)
     assert "--seed was 42, is 7" in other.stderr
     refused = fleetune("train", *words, "--seed", 7, "--resume_from_checkpoint", check=False)

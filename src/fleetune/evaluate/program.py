@@ -92,7 +92,8 @@ def predict_rank(config: RunConfig, info: RankInfo | None, source: Path, output:
             logits = model.predictor.logits(table, bar.move_to)
         table = dataclasses.replace(table, labels=None)
         ranks.on_first(lambda: save_predictions(output, logits, table, model))
-        model.terminal.say(f"{len(table):,} predictions in {output}" + left_out(table))
+        counted = "1 prediction" if len(table) == 1 else f"{len(table):,} predictions"
+        model.terminal.say(f"{counted} in {output}" + left_out(table))
 
 
 def left_out(table: TokenTable) -> str:
@@ -100,7 +101,7 @@ def left_out(table: TokenTable) -> str:
     if not table.num_bad_rows:
         return ""
     first = ", ".join(f"row {bad.row} ({bad.reason})" for bad in table.bad_rows[:3])
-    return f"; {table.num_bad_rows:,} rows left out: {first}"
+    return f"; {table.num_bad_rows:,} bad row{'s' if table.num_bad_rows > 1 else ''} left out: {first}"
 
 
 def save_predictions(output: Path, logits: FloatArray | None, table: TokenTable, model: FinishedModel) -> None:
