@@ -28,7 +28,7 @@ def test_mrpc_for_one_epoch(packaged_model: Path, tmp_path: Path) -> None:
     record = finetune_glue("mrpc", "MRPC", packaged_model, tmp_path, num_train_epochs=1, learning_rate=1e-4)
     assert record.metrics["eval_samples"] == 408
     assert record.metrics["eval_accuracy"] > 0.70
-    assert record.metrics["eval_f1"] > 0.80
+    assert record.metrics["eval_f1"] > 0.815
 
 
 def test_sst2_for_a_few_hundred_steps(packaged_model: Path, tmp_path: Path) -> None:

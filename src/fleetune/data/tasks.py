@@ -106,10 +106,6 @@ class Task:
         """Whether an example has two texts."""
         return len(self.text_columns) == 2
 
-    def splits_of(self, role: Role) -> tuple[Split, ...]:
-        """The splits with this role, in the task's order."""
-        return tuple(split for split in self.splits if split.role == role)
-
 
 def _glue(
     name: str,
