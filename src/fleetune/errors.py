@@ -7,6 +7,7 @@
     ├── OutputError       (RuntimeError)  an output folder that must not be touched, or a disk that is full
     ├── CheckpointError   (RuntimeError)  a checkpoint that is torn, or of another run
     ├── TrainingError     (RuntimeError)  training cannot go on, such as a loss that is not finite
+    ├── KernelError       (RuntimeError)  compiled kernels that cannot be built or loaded
     ├── LaunchError       (RuntimeError)  ranks that could not be started, or one that failed
     └── PeerError         (RuntimeError)  another rank failed and has already said why
 
@@ -77,6 +78,20 @@ class CheckpointError(FleetuneError, RuntimeError):
 
 class TrainingError(FleetuneError, RuntimeError):
     """Training cannot go on."""
+
+
+class KernelError(FleetuneError, RuntimeError):
+    """The compiled kernels cannot be built or loaded.
+
+    Args:
+        reason: What is wrong, in one line.
+        remedy: How to mend it, in one line.
+        details: Lines of the compiler's.
+    """
+
+    def __init__(self, reason: str, *, remedy: str, details: Sequence[str] = ()) -> None:
+        self.reason, self.remedy, self.details = reason, remedy, tuple(details)
+        super().__init__("\n  ".join([f"{reason} ({remedy})", *self.details]))
 
 
 class LaunchError(FleetuneError, RuntimeError):

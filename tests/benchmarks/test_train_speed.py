@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.arms import padded_tokens
-from benchmarks.train_speed import rotated, speed_table, summarise
+from benchmarks.train_speed import SQUAD_FOLDER, parse_options, roofline, roofline_text, speed_table, summarise
 from tests.conftest import REPOSITORY, environment
 
 PADDED, LONGEST = "Trainer, padded to 64", "Trainer, longest of batch"
@@ -43,9 +43,27 @@ def test_summary_by_hand() -> None:
     assert lines[3].startswith("| fleetune ")
 
 
-def test_every_arm_is_first_in_turn() -> None:
-    arms: Any = ["a", "b", "c"]
-    assert ["".join(map(str, rotated(arms, i))) for i in range(4)] == ["abc", "bca", "cab", "abc"]
+def test_roofline_is_taken_within_each_round() -> None:
+    rounds = [a_round([1.0, 1.0], [4.0], 0.7), a_round([2.0, 2.0], [8.0], 0.7)]
+    for r, seconds in zip(rounds, ([0.5, 1.0], [1.0, 1.0]), strict=True):
+        r["arms"]["matrix products"] = {"seconds": seconds, "mean_loss": None, "num_flop": [10**11, 2 * 10**11]}
+    found = roofline(rounds, "matrix products")
+    assert found["share_by_round"] == [0.75, 0.5]
+    assert found["gflop_per_s"] == pytest.approx({"minimum": 150.0, "median": 175.0, "maximum": 200.0})
+    assert "take 0.62 (0.50 to 0.75) of fleetune's time, at 175 (150 to 200) GFLOP/s" in roofline_text(
+        "matrix products", found
+    )
+    summary = summarise(rounds)
+    assert summary["matrix products"]["fleetune_speedup_by_round"] == [0.75, 0.5]
+    assert speed_table(summary).splitlines()[-1].endswith("|                           |")
+
+
+@pytest.mark.parametrize(
+    "words", [["--rounds", "1"], ["--size", "bert-base", "--model", "x"], ["--profile_steps", "0"]]
+)
+def test_options_that_do_not_fit_are_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_options(words)
 
 
 def test_padded_tokens() -> None:
@@ -67,14 +85,35 @@ def test_all_arms_train_alike_on_the_tiny_model(tiny_model: Path, tmp_path: Path
     assert "| fleetune " in result.stdout
 
     content = json.loads(output.read_text())
-    assert content["command"].startswith("python -m benchmarks.train_speed --rounds 3 --steps 2 --threads 1")
+    assert content["command"].startswith(
+        "python -m benchmarks.train_speed --rounds 3 --steps 2 --profile_steps 5 --threads 1"
+    )
     assert content["trainer_arguments"]["learning_rate"] == content["fleetune_config"]["learning_rate"] == 2e-5
     assert [r["order"][0] for r in content["rounds"]] == ["fleetune", PADDED, LONGEST]
+    breakdown = content["breakdown"]
+    assert sum(breakdown["parts_ms"].values()) == pytest.approx(breakdown["update_ms"])
+    assert all(part_ms >= 0 for part_ms in breakdown["parts_ms"].values())
+    assert breakdown["parts_ms"]["matrix products"] > 0 < breakdown["parts_ms"]["optimizer"]
     for r in content["rounds"]:
         assert r["examples"] == [16, 16]
         assert r["arms"][PADDED]["computed_tokens"] == [16 * 64] * 2
         assert r["arms"]["fleetune"]["computed_tokens"] == r["tokens"]
-        for arm in r["arms"].values():
+        assert r["arms"]["matrix products"]["computed_tokens"] == r["tokens"]
+        for name, arm in r["arms"].items():
             assert len(arm["seconds"]) == 2
-            assert arm["mean_loss"] == pytest.approx(r["arms"]["fleetune"]["mean_loss"], abs=1e-5)
+            if not name.startswith("matrix products"):
+                assert arm["mean_loss"] == pytest.approx(r["arms"]["fleetune"]["mean_loss"], abs=1e-5)
     assert len(content["summary"][PADDED]["fleetune_speedup_by_round"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SQUAD_FOLDER.is_dir(), reason="the shared data are not there")
+def test_lengths_of_squad(tiny_model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "speed.json"
+    words = ["--rounds", "2", "--steps", "1", "--profile_steps", "1", "--threads", "1", "--lengths", "squad"]
+    result = subprocess.run(
+        [sys.executable, "-m", "benchmarks.train_speed", *words, "--model", str(tiny_model), "--output", str(output)],
+        capture_output=True, text=True, timeout=240, env=environment(), cwd=REPOSITORY, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+    assert json.loads(output.read_text())["notes"][0].split("; ")[1].startswith("SQuAD's questions")

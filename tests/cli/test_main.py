@@ -19,7 +19,15 @@ HEAVY = ("torch", "transformers", "numpy", "pyarrow", "sklearn")
 
 
 @pytest.mark.parametrize(
-    "words", ["['--help']", "['train', '--help']", "['evaluate', '--help']", "['predict', '--help']", "['--version']"]
+    "words",
+    [
+        "['--help']",
+        "['train', '--help']",
+        "['evaluate', '--help']",
+        "['predict', '--help']",
+        "['build-kernels', '--help']",
+        "['--version']",
+    ],
 )
 def test_help_imports_nothing_heavy(words: str) -> None:
     script = (
@@ -52,7 +60,7 @@ def test_help_answers_at_once() -> None:
 def test_overview_names_every_command(word: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(word) == 0
     told = capsys.readouterr()
-    for command in ("train", "evaluate", "predict", "demo"):
+    for command in ("train", "evaluate", "predict", "demo", "build-kernels"):
         assert f"\n  {command} " in told.out
     assert told.err == ""
 
@@ -78,7 +86,7 @@ def test_an_unknown_command_is_refused_and_the_nearest_named(
 
 def test_every_command_is_a_module_with_a_run() -> None:
     for command in main.COMMANDS:
-        assert callable(__import__(f"fleetune.cli.{command}", fromlist=["run"]).run)
+        assert callable(__import__(f"fleetune.cli.{command.replace('-', '_')}", fromlist=["run"]).run)
 
 
 @pytest.mark.parametrize(

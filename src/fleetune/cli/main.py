@@ -15,8 +15,9 @@ COMMANDS = {
     "evaluate": "metrics of a finished run, or of any classifier, on labelled data",
     "predict": "predictions for a file of texts",
     "demo": "fine-tune the built-in example from start to finish",
+    "build-kernels": "compile ahead what the first run compiles otherwise",
 }
-"""Command -> what it does; each lives in a module of its own name, imported when it is called."""
+"""Command -> what it does; each lives in a module of its name, with _ for -, imported when it is called."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -56,7 +57,7 @@ def overview() -> str:
         "",
         "Fine-tune transformer encoders fast on the CPUs you already have.",
         "",
-        *(f"  {name:<10} {summary}" for name, summary in COMMANDS.items()),
+        *(f"  {name:<14} {summary}" for name, summary in COMMANDS.items()),
         "",
         "fleetune COMMAND --help lists its settings.",
     ]
@@ -66,7 +67,7 @@ def overview() -> str:
 def guarded(command: str, words: list[str]) -> int:
     """Run a command's module, and say in plain words why it ended where it did not end well."""
     try:
-        status: int = importlib.import_module(f"fleetune.cli.{command}").run(words)
+        status: int = importlib.import_module(f"fleetune.cli.{command.replace('-', '_')}").run(words)
         return status
     except PeerError as error:
         return error.exit_status

@@ -39,15 +39,20 @@ class PackedBatch:
     """int64 (B,) class ids, or float32 (B,) scores; none for unlabelled examples."""
     example_ids: Tensor
     """int64 (B,): index of each example in its split."""
-    first_token: Tensor = field(init=False)
-    """int64 (B,): index of each sequence's first token in the batch."""
+    boundaries: Tensor = field(init=False)
+    """int64 (B + 1,): prefix sums of the lengths; sequence b is tokens boundaries[b] to boundaries[b + 1]."""
 
     def __post_init__(self) -> None:
-        ends = np.cumsum(self.lengths, dtype=np.int64)
-        object.__setattr__(self, "first_token", torch.from_numpy(ends - np.asarray(self.lengths, dtype=np.int64)))
+        boundaries = np.cumsum((0, *self.lengths), dtype=np.int64)
+        object.__setattr__(self, "boundaries", torch.from_numpy(boundaries))
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @property
+    def first_token(self) -> Tensor:
+        """int64 (B,): index of each sequence's first token in the batch."""
+        return self.boundaries[:-1]
 
     @property
     def num_tokens(self) -> int:

@@ -20,6 +20,7 @@ from fleetune.evaluate.predict import FloatArray, Predictor
 from fleetune.evaluate.score import evaluate_splits, metric_text, write_predictions
 from fleetune.files import write_json, write_whole
 from fleetune.hardware.threads import set_threads
+from fleetune.kernels.library import load_kernels
 from fleetune.model.load import (
     Classifier,
     check_tokenizer_fits,
@@ -62,8 +63,10 @@ def evaluate_rank(config: RunConfig, info: RankInfo | None, output: Path | None)
         info: Who this rank is.
         output: File for the metrics as JSON; None writes none.
     """
+    terminal = open_terminal(info is None or info.rank == 0)
+    load_kernels(terminal.say)
     with joined_ranks(info, config.ddp_timeout) as ranks:
-        model = open_model(config, ranks)
+        model = open_model(config, ranks, terminal)
         data = load_data(model.config, model.tokenizer, ranks, model.terminal, splits=["validation"], task=model.task)
         for notice in data.notices:
             model.terminal.say(notice)
@@ -85,8 +88,10 @@ def predict_rank(config: RunConfig, info: RankInfo | None, source: Path, output:
         source: File of texts; labels in it are not looked at.
         output: File for the predictions, one JSON object a line.
     """
+    terminal = open_terminal(info is None or info.rank == 0)
+    load_kernels(terminal.say)
     with joined_ranks(info, config.ddp_timeout) as ranks:
-        model = open_model(config, ranks)
+        model = open_model(config, ranks, terminal)
         table = TokenTable.open(Path(ranks.on_first(lambda: str(tokenise(model, source).folder))))
         with model.terminal.bar("predicting", len(table), "examples") as bar:
             logits = model.predictor.logits(table, bar.move_to)
@@ -132,7 +137,7 @@ def tokenise(model: FinishedModel, source: Path) -> TokenTable:
     return inputs.table
 
 
-def open_model(config: RunConfig, ranks: Ranks) -> FinishedModel:
+def open_model(config: RunConfig, ranks: Ranks, terminal: Terminal) -> FinishedModel:
     """The model of a finished run, or of any folder or hub name that holds a classifier."""
     set_threads(config.threads, local_world_size=ranks.local_world_size, speaks=ranks.is_first)
     model_config, tokenizer = load_model_config(config), load_tokenizer(config)
@@ -141,7 +146,6 @@ def open_model(config: RunConfig, ranks: Ranks) -> FinishedModel:
     classifier = load_classifier(config, model_config, task, tokenizer.pad_token_id or 0)
     if classifier.notices and any("head" in n or "classifier" in n for n in classifier.notices):
         raise ConfigError(f"{config.model}: the model has no trained head for these labels ({classifier.notices[0]})")
-    terminal = open_terminal(ranks.is_first)
     return FinishedModel(
         config=config, task=task, tokenizer=tokenizer, classifier=classifier, ranks=ranks, terminal=terminal
     )

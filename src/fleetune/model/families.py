@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from torch import Tensor
-from torch.nn.functional import relu
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, relu
+
+from fleetune.model.draws import Site
+
+Drop = Callable[[Tensor, nn.Dropout, Site], Tensor]
+"""(x (B, D), the model's dropout module, which dropout of the head it is) -> x, dropped out in training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +55,8 @@ class Family:
     """Attribute of the classification model that holds the encoder without its head."""
     layers: str
     layer: LayerNames
-    head: Callable[[Any, Tensor], Tensor]
-    """(classification model, last hidden state of the first tokens (B, D)) -> logits (B, C)."""
+    head: Callable[[Any, Tensor, Drop], Tensor]
+    """(classification model, last hidden state of the first tokens (B, D), dropout) -> logits (B, C)."""
     options: OptionNames = OptionNames()
     positions_follow_padding: bool = False
     """Positions count from the padding token's id + 1, as in fairseq."""
@@ -62,18 +69,22 @@ def part(module: Any, name: str) -> Any:
     return attrgetter(name)(module)
 
 
-def _bert_head(model: Any, first_BD: Tensor) -> Tensor:
-    logits: Tensor = model.classifier(model.dropout(model.bert.pooler(first_BD.unsqueeze(1))))
+def _bert_head(model: Any, first_BD: Tensor, drop: Drop) -> Tensor:
+    pooled_BD = model.bert.pooler(first_BD.unsqueeze(1))
+    logits: Tensor = model.classifier(drop(pooled_BD, model.dropout, Site.HEAD))
     return logits
 
 
-def _module_head(model: Any, first_BD: Tensor) -> Tensor:
-    logits: Tensor = model.classifier(first_BD.unsqueeze(1))
+def _dense_head(model: Any, first_BD: Tensor, drop: Drop, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    head = model.classifier
+    dense_BD = activation(head.dense(drop(first_BD, head.dropout, Site.HEAD_INPUT)))
+    logits: Tensor = head.out_proj(drop(dense_BD, head.dropout, Site.HEAD))
     return logits
 
 
-def _distilbert_head(model: Any, first_BD: Tensor) -> Tensor:
-    logits: Tensor = model.classifier(model.dropout(relu(model.pre_classifier(first_BD))))
+def _distilbert_head(model: Any, first_BD: Tensor, drop: Drop) -> Tensor:
+    dense_BD = relu(model.pre_classifier(first_BD))
+    logits: Tensor = model.classifier(drop(dense_BD, model.dropout, Site.HEAD))
     return logits
 
 
@@ -103,10 +114,15 @@ _DISTILBERT_LAYER = LayerNames(
 
 def _roberta(model_type: str) -> Family:
     return Family(model_type=model_type, backbone="roberta", layers="encoder.layer", layer=_BERT_LAYER,
-                  head=_module_head, positions_follow_padding=True)  # fmt: skip
+                  head=partial(_dense_head, activation=torch.tanh), positions_follow_padding=True)  # fmt: skip
 
 
 _DISTILBERT_OPTIONS = OptionNames(num_heads="n_heads", hidden_dropout="dropout", attention_dropout="attention_dropout")
+
+_ELECTRA = Family(model_type="electra", backbone="electra", layers="encoder.layer", layer=_BERT_LAYER,
+                  head=partial(_dense_head, activation=gelu), embedding_projection="embeddings_project")  # fmt: skip
+_DISTILBERT = Family(model_type="distilbert", backbone="distilbert", layers="transformer.layer",
+                     layer=_DISTILBERT_LAYER, head=_distilbert_head, options=_DISTILBERT_OPTIONS)  # fmt: skip
 
 FAMILIES = {
     family.model_type: family
@@ -115,12 +131,10 @@ FAMILIES = {
         _roberta("roberta"),
         _roberta("xlm-roberta"),
         _roberta("camembert"),
-        Family(model_type="electra", backbone="electra", layers="encoder.layer", layer=_BERT_LAYER, head=_module_head,
-               embedding_projection="embeddings_project"),
-        Family(model_type="distilbert", backbone="distilbert", layers="transformer.layer", layer=_DISTILBERT_LAYER,
-               head=_distilbert_head, options=_DISTILBERT_OPTIONS),
+        _ELECTRA,
+        _DISTILBERT,
     )
-}  # fmt: skip
+}
 """`model_type` -> row."""
 
 

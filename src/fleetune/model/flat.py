@@ -3,22 +3,33 @@
 The Hugging Face module keeps owning its parameters; this forward reads them, so `state_dict` and `save_pretrained`
 stay the model's own. It computes what the module's forward computes for each sequence alone.
 
-Shape suffixes: T tokens of the batch, B sequences, D hidden width, F feed-forward width, C labels,
-R rows in work (T, or B in the last layer).
+Shape suffixes: T tokens of the batch, B sequences, D hidden width, E width of one wide head, F feed-forward width,
+C labels, h heads, d width of a head.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fleetune.data.batches import PackedBatch
-from fleetune.model.attention import flat_attention
-from fleetune.model.dropout import dropout
+from fleetune.kernels.attention import Sequences, attention, self_attention
+from fleetune.kernels.dropout import dropout_rows
+from fleetune.kernels.embedding import embed
+from fleetune.kernels.linear import lay_together, linear
+from fleetune.kernels.norm import add_norm
+from fleetune.model.activations import fused_activation
+from fleetune.model.draws import Draws, NoDraws, Site, drawn_seed
 from fleetune.model.families import Family, LayerNames, part
+
+AnyDraws = Draws | NoDraws
+_WIDE = 16
+"""A wide head is a multiple of this many columns, so that rows begin at a cache line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +48,10 @@ class LayerParts:
 
     @classmethod
     def of(cls, layer: nn.Module, names: LayerNames) -> LayerParts:
-        return cls(**{field: part(layer, getattr(names, field)) for field in cls.__dataclass_fields__})
+        """The parts, with the weights of query, key and value moved into one piece of memory."""
+        parts = cls(**{field: part(layer, getattr(names, field)) for field in cls.__dataclass_fields__})
+        lay_together(parts.query, parts.key, parts.value)
+        return parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,22 +63,152 @@ class EncoderParts:
 
     embeddings: Any
     projection: nn.Linear | None
+    modules: tuple[nn.Module, ...]
+    """The layers as the model has them: they know whether they are to be computed again in backward."""
     layers: tuple[LayerParts, ...]
     num_heads: int
     hidden_dropout: float
     attention_dropout: float
+    position_offset: int
+    """Added to positions, where they count from the padding token's id + 1."""
 
     @classmethod
-    def of(cls, model: Any, family: Family) -> EncoderParts:
-        backbone, options = part(model, family.backbone), family.options
+    def of(cls, backbone: Any, family: Family) -> EncoderParts:
+        options, config = family.options, backbone.config
+        modules = tuple(part(backbone, family.layers))
         return cls(
             embeddings=backbone.embeddings,
             projection=backbone._modules.get(family.embedding_projection),
-            layers=tuple(LayerParts.of(layer, family.layer) for layer in part(backbone, family.layers)),
-            num_heads=getattr(model.config, options.num_heads),
-            hidden_dropout=getattr(model.config, options.hidden_dropout),
-            attention_dropout=getattr(model.config, options.attention_dropout),
+            modules=modules,
+            layers=tuple(LayerParts.of(layer, family.layer) for layer in modules),
+            num_heads=getattr(config, options.num_heads),
+            hidden_dropout=getattr(config, options.hidden_dropout),
+            attention_dropout=getattr(config, options.attention_dropout),
+            position_offset=backbone.embeddings.padding_idx + 1 if family.positions_follow_padding else 0,
         )
+
+
+class FlatEncoder:
+    """A Hugging Face encoder without its head, over flat batches.
+
+    Args:
+        backbone: The encoder; its parameters are shared, not copied.
+        family: The row of the table that describes it.
+        dtype: What it computes in: float32, or bfloat16 with float32 sums. Parameters stay float32.
+    """
+
+    def __init__(self, backbone: Any, family: Family, dtype: torch.dtype = torch.float32) -> None:
+        self._parts = EncoderParts.of(backbone, family)
+        self._dtype = dtype
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._parts.layers)
+
+    def tokens(self, batch: PackedBatch, draws: AnyDraws) -> Tensor:
+        """The last hidden state of all tokens (T, D), in the encoder's dtype."""
+        return self._below(self.num_layers, batch, draws)
+
+    def first_tokens(self, batch: PackedBatch, draws: AnyDraws) -> Tensor:
+        """The last hidden state of each sequence's first token (B, D): all that a sequence-level head reads."""
+        x_TD = self._below(self.num_layers - 1, batch, draws)
+        return self._run(self.num_layers, partial(self._last_layer, batch=batch, draws=draws), x_TD)
+
+    def _below(self, num_layers: int, batch: PackedBatch, draws: AnyDraws) -> Tensor:
+        """The hidden state after some layers (T, D)."""
+        cu = batch.boundaries
+        sequences = self._sequences(cu, cu, self._parts.num_heads)
+        x_TD = self._embed(batch, draws)
+        for number in range(1, num_layers + 1):
+            x_TD = self._run(number, partial(self._layer, number, sequences=sequences, draws=draws), x_TD)
+        return x_TD
+
+    def _run(self, number: int, layer: Any, x_TD: Tensor) -> Tensor:
+        """Layer `number`, from 1; computed again in backward where the model was told so."""
+        module = self._parts.modules[number - 1]
+        if module.training and getattr(module, "gradient_checkpointing", False) and torch.is_grad_enabled():
+            return checkpoint(layer, x_TD, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
+        return layer(x_TD)  # type: ignore[no-any-return]
+
+    def _sequences(self, cu_q: Tensor, cu_k: Tensor, num_heads: int) -> Sequences:
+        width = self._parts.layers[0].query.out_features // self._parts.num_heads
+        return Sequences(cu_q=cu_q, cu_k=cu_k, num_heads=num_heads, scale=width**-0.5)
+
+    def _embed(self, batch: PackedBatch, draws: AnyDraws) -> Tensor:
+        tables, parts = self._parts.embeddings, self._parts
+        lookups = [(tables.word_embeddings, batch.token_ids)]
+        if "token_type_embeddings" in tables._modules:
+            types = batch.type_ids if batch.type_ids is not None else torch.zeros_like(batch.token_ids)
+            lookups.append((tables.token_type_embeddings, types))
+        lookups.append((tables.position_embeddings, batch.position_ids + parts.position_offset))
+        dropout = draws.at(0, Site.EMBEDDINGS, parts.hidden_dropout)
+        x_TD = embed(lookups, tables.LayerNorm, dropout, self._dtype)
+        return x_TD if parts.projection is None else linear(x_TD, parts.projection)
+
+    def _layer(self, number: int, x_TD: Tensor, *, sequences: Sequences, draws: AnyDraws) -> Tensor:
+        """A layer for all tokens (post-norm, as in BERT)."""
+        layer = self._parts.layers[number - 1]
+        qkv = linear(x_TD, layer.query, layer.key, layer.value)
+        dropout = draws.at(number, Site.ATTENTION, self._parts.attention_dropout)
+        attended_TD = self_attention(qkv, sequences, dropout)
+        return self._after_attention(number, attended_TD, x_TD, draws, None)
+
+    def _last_layer(self, x_TD: Tensor, *, batch: PackedBatch, draws: AnyDraws) -> Tensor:
+        """The last layer for the first tokens only (B, D)."""
+        number, layer = self.num_layers, self._parts.layers[-1]
+        first_BD = x_TD[batch.first_token]
+        attended_BD = self._attend_first(number, layer, first_BD, x_TD, batch, draws)
+        return self._after_attention(number, attended_BD, first_BD, draws, batch.first_token)
+
+    def _attend_first(self, number: int, layer: LayerParts, first_BD: Tensor, x_TD: Tensor, batch: PackedBatch,
+                      draws: AnyDraws) -> Tensor:  # fmt: skip
+        """Attention of one query a sequence, without keys or values of any token.
+
+        q . (W_k x + b_k) = (W_k' q) . x + b_k . q, and sum p (W_v x + b_v) = W_v (sum p x) + b_v sum p: with a column
+        of ones behind x, each head of each sequence is one row that attends to the hidden states themselves. Two
+        products with the weights for B rows stand in for two of T rows.
+        """
+        num_heads = self._parts.num_heads
+        q_hBd = _by_head(linear(first_BD, layer.query), num_heads)
+        x_TE = _with_ones(x_TD)
+        keys_hdE, values_hdE = (_with_bias(m, x_TE).unflatten(0, (num_heads, -1)) for m in (layer.key, layer.value))
+        rows = torch.bmm(q_hBd, keys_hdE).transpose(0, 1).flatten(0, 1)
+        heads_cu = torch.arange(len(batch) + 1) * num_heads
+        dropout = draws.at_heads_of(number, Site.ATTENTION, self._parts.attention_dropout, batch.first_token, num_heads)
+        mixed = attention(rows, x_TE, x_TE, self._sequences(heads_cu, batch.boundaries, 1), dropout)
+        mixed_hBE = mixed.unflatten(0, (-1, num_heads)).transpose(0, 1)
+        attended_BD: Tensor = torch.bmm(mixed_hBE, values_hdE.transpose(1, 2)).transpose(0, 1).flatten(1)
+        return attended_BD
+
+    def _after_attention(self, number: int, attended: Tensor, residual: Tensor, draws: AnyDraws,
+                         rows: Tensor | None) -> Tensor:  # fmt: skip
+        """The rest of a layer, for the rows that it is wanted for (None: all)."""
+        layer, rate = self._parts.layers[number - 1], self._parts.hidden_dropout
+        output = linear(attended, layer.attention_output)
+        x = add_norm(output, residual, layer.attention_norm, draws.at(number, Site.ATTENTION_OUTPUT, rate, rows))
+        output = linear(fused_activation(layer.activation)(linear(x, layer.up)), layer.down)
+        return add_norm(output, x, layer.output_norm, draws.at(number, Site.OUTPUT, rate, rows))
+
+
+def _by_head(x_BD: Tensor, num_heads: int) -> Tensor:
+    """(B, D) as (h, B, d)."""
+    return x_BD.unflatten(1, (num_heads, -1)).transpose(0, 1)
+
+
+def _with_ones(x_TD: Tensor) -> Tensor:
+    """x with a column of ones behind it, and zeros up to the next multiple of `_WIDE` columns (T, E)."""
+    num_rows, width = x_TD.shape
+    behind = x_TD.new_zeros(num_rows, _WIDE - width % _WIDE)
+    behind[:, 0] = 1.0
+    return torch.cat([x_TD, behind], dim=1)
+
+
+def _with_bias(linear_layer: nn.Linear, x_TE: Tensor) -> Tensor:
+    """The matrix that maps `_with_ones(x)` to what the layer maps x to (D, E), in the type of x."""
+    weight_DD, bias_D = linear_layer.weight, linear_layer.bias
+    behind = weight_DD.new_zeros(len(weight_DD), x_TE.shape[1] - weight_DD.shape[1] - 1)
+    ones = weight_DD.new_zeros(len(weight_DD), 1) if bias_D is None else bias_D.unsqueeze(1)
+    return torch.cat([weight_DD, ones, behind], dim=1).to(x_TE.dtype)
 
 
 class FlatClassifier(nn.Module):
@@ -73,45 +217,40 @@ class FlatClassifier(nn.Module):
     Args:
         model: The model; its parameters are shared, not copied.
         family: The row of the table that describes it.
+        dtype: See `FlatEncoder`. The head computes in float32.
     """
 
-    def __init__(self, model: Any, family: Family) -> None:
+    def __init__(self, model: Any, family: Family, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.model = model
         self._family = family
-        self._parts = EncoderParts.of(model, family)
+        self._encoder = FlatEncoder(part(model, family.backbone), family, dtype)
+        self._step: tuple[int, int] | None = None
+
+    @property
+    def word_embeddings(self) -> nn.Embedding:
+        """The table of the model's words."""
+        table: nn.Embedding = self.model.get_input_embeddings()
+        return table
+
+    def begin_micro_batch(self, seed: int, step: int, *, micro_batch: int, rank: int) -> None:
+        """Make the dropout masks of the next forward a function of seed, step and example, whoever draws them."""
+        self._step = seed, step
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Logits of every sequence, float32 (B, C)."""
-        x_TD = self._embed(batch)
-        for layer in self._parts.layers[:-1]:
-            x_TD = self._layer(layer, x_TD, x_TD, batch)
-        # The head reads the first tokens only, so the last layer computes its queries and all that follows for these.
-        first_BD = self._layer(self._parts.layers[-1], x_TD[batch.first_token], x_TD, batch)
-        return self._family.head(self.model, first_BD)
+        draws = self._draws(batch)
+        first_BD = self._encoder.first_tokens(batch, draws).float()
 
-    def _embed(self, batch: PackedBatch) -> Tensor:
-        tables = self._parts.embeddings
-        positions = batch.position_ids
-        if self._family.positions_follow_padding:
-            positions = positions + (tables.padding_idx + 1)
-        x_TD = tables.word_embeddings(batch.token_ids)
-        if "token_type_embeddings" in tables._modules:
-            types = batch.type_ids if batch.type_ids is not None else torch.zeros_like(batch.token_ids)
-            x_TD = x_TD + tables.token_type_embeddings(types)
-        x_TD = tables.LayerNorm(x_TD + tables.position_embeddings(positions))
-        x_TD = dropout(x_TD, self._parts.hidden_dropout, self.training)
-        return x_TD if self._parts.projection is None else self._parts.projection(x_TD)
+        def drop(x_BD: Tensor, dropout: nn.Dropout, site: Site) -> Tensor:
+            place = draws.at(self._encoder.num_layers + 1, site, dropout.p, batch.first_token)
+            return dropout_rows(x_BD, place)
 
-    def _layer(self, layer: LayerParts, x_RD: Tensor, x_TD: Tensor, batch: PackedBatch) -> Tensor:
-        """One layer for the rows `x_RD`, which attend to the tokens `x_TD` (post-norm, as in BERT)."""
-        rate = self._parts.attention_dropout if self.training else 0.0
-        attended_RD = flat_attention(
-            layer.query(x_RD), layer.key(x_TD), layer.value(x_TD), batch.lengths, self._parts.num_heads, rate
-        )
-        x_RD = self._add_and_norm(layer.attention_output(attended_RD), x_RD, layer.attention_norm)
-        return self._add_and_norm(layer.down(layer.activation(layer.up(x_RD))), x_RD, layer.output_norm)
+        logits_BC: Tensor = self._family.head(self.model, first_BD, drop)
+        return logits_BC
 
-    def _add_and_norm(self, new_RD: Tensor, residual_RD: Tensor, norm: nn.LayerNorm) -> Tensor:
-        normed: Tensor = norm(dropout(new_RD, self._parts.hidden_dropout, self.training) + residual_RD)
-        return normed
+    def _draws(self, batch: PackedBatch) -> AnyDraws:
+        if not self.training:
+            return NoDraws()
+        seed, step = self._step or (drawn_seed(), 0)
+        return Draws.of_batch(seed, step, batch.example_ids, batch.position_ids, batch.boundaries)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -23,6 +24,11 @@ class PaddedClassifier(nn.Module):
         super().__init__()
         self.model = model
         self._pad_token_id = pad_token_id
+
+    def begin_micro_batch(self, seed: int, step: int, *, micro_batch: int, rank: int) -> None:
+        """Make the random numbers of a micro-batch a function of its place in the run: resuming needs no state."""
+        state = np.random.SeedSequence([seed, step, micro_batch, rank]).generate_state(1, np.uint64)
+        torch.manual_seed(int(state[0]))
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Logits of every sequence, float32 (B, C)."""

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -20,7 +19,6 @@ from fleetune.evaluate.predict import FloatArray, PredictionStopped, Predictor
 from fleetune.evaluate.score import evaluate_splits, metric_text
 from fleetune.model.losses import LOSSES
 from fleetune.train.interrupt import Stopped, StopRequest, listening
-from fleetune.train.optim import update
 from fleetune.train.run import Evaluation, TrainingRun
 from fleetune.train.saving import save_checkpoint
 
@@ -45,13 +43,13 @@ def train(run: TrainingRun) -> None:
             # One small sum tells every rank the loss and whether anybody was asked to stop; the update hides it.
             told = run.ranks.start_sum(torch.tensor([loss_sum, float(bool(request)), num_tokens]))
             learning_rate = run.plan.schedule.at(run.state.step)
-            norm = update(run.optimizer, learning_rate, run.config.max_grad_norm)
+            norm = run.optimizer.update(learning_rate, run.config.max_grad_norm)
             global_loss_sum, num_stopping, global_tokens = told().tolist()
             pace.count(run, global_loss_sum, int(global_tokens))
             run.state.step += 1
             bar.move_to(run.state.step, pace.note(run))
             if is_due(run, "steps", run.config.logging_steps) or run.state.step == run.plan.total_steps:
-                log(run, {"loss": run.state.take_mean_loss(), "grad_norm": float(norm), "learning_rate": learning_rate})
+                log(run, {"loss": run.state.take_mean_loss(), "grad_norm": norm, "learning_rate": learning_rate})
             if num_stopping:
                 stop_here(run, request)
             evaluate_if_due(run, request)
@@ -74,7 +72,7 @@ def accumulate_gradients(run: TrainingRun) -> tuple[float, int]:
     total, num_tokens = 0.0, 0
     for i, examples in enumerate(micro_batches):
         batch = pack(run.train_table, examples)
-        seed_dropout(run.config.seed, step, i, ranks.rank)
+        run.classifier.module.begin_micro_batch(run.config.seed, step, micro_batch=i, rank=ranks.rank)
         with gradients_stay_here(run.engine, is_last=i == len(micro_batches) - 1):
             assert batch.labels is not None
             loss: Tensor = LOSSES[run.task.problem](run.engine(batch), batch.labels)
@@ -90,12 +88,6 @@ def gradients_stay_here(engine: torch.nn.Module, *, is_last: bool) -> contextlib
         return contextlib.nullcontext()
     no_sync: contextlib.AbstractContextManager[None] = engine.no_sync()
     return no_sync
-
-
-def seed_dropout(seed: int, step: int, micro_batch: int, rank: int) -> None:
-    """Make the random numbers of a micro-batch a function of its place in the run, so that resuming needs no state."""
-    state = np.random.SeedSequence([seed, step, micro_batch, rank]).generate_state(1, np.uint64)
-    torch.manual_seed(int(state[0]))
 
 
 def is_due(run: TrainingRun, strategy: str, interval: int) -> bool:

@@ -2,63 +2,113 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 from fleetune.config import RunConfig
+from fleetune.kernels.library import raw_ops
 
 _NO_DECAY = (nn.LayerNorm, nn.RMSNorm)
 
 
-def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019) in its fused form, with a state for every trainable parameter.
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """A parameter and its moments."""
 
-    Weight decay spares biases and norms, as in the published recipes. The state exists from the start, so that
-    saving and restoring see the same tensors at any step.
+    name: str
+    parameter: nn.Parameter
+    decay: float
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+
+    def seen_rows(self) -> Tensor:
+        """Which rows of a table ever had a gradient, bool: those that have moments."""
+        return (self.exp_avg != 0).any(dim=1) | (self.exp_avg_sq != 0).any(dim=1)
+
+
+class AdamW:
+    """AdamW (Loshchilov and Hutter 2019) as `torch.optim.AdamW` computes it, with clipping by the global norm.
+
+    Weight decay spares biases and norms, as in the published recipes. One pass over the gradients takes their norm,
+    one pass over everything updates. A gradient may be sparse by rows, as that of a table of words is: rows that never
+    had a gradient have no moments, so that their update is weight decay alone.
+
+    Args:
+        model: Its trainable parameters, all float32, are updated.
+        config: Learning rate, betas and so on.
     """
+
+    def __init__(self, model: nn.Module, config: RunConfig) -> None:
+        self._betas = config.adam_beta1, config.adam_beta2
+        self._eps = config.adam_epsilon
+        self._entries = [
+            _Entry(name=name, parameter=p, decay=decay, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+            for name, p, decay in _decays(model, config.weight_decay)
+        ]
+        self._step = torch.zeros((), dtype=torch.int64)
+        self._seen: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def update(self, learning_rate: float, max_grad_norm: float) -> float:
+        """Clip the gradients to a global norm, take one step, and clear them.
+
+        Args:
+            learning_rate: Of this step.
+            max_grad_norm: Greatest norm; 0: no limit.
+
+        Returns:
+            The norm before clipping.
+        """
+        norm = math.sqrt(self._squared_norm())
+        scale = max_grad_norm / (norm + 1e-6) if max_grad_norm > 0 else 1.0  # as torch.nn.utils.clip_grad_norm_
+        self._step += 1
+        for decay in sorted({entry.decay for entry in self._entries}):
+            self._update_group(decay, learning_rate, scale if scale < 1.0 else 1.0)
+        for entry in self._entries:
+            entry.parameter.grad = None
+        return norm
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The optimizer's own tensors, not copies; writing into them before the first update restores a state."""
+        moments = {f"{entry.name}/exp_avg": entry.exp_avg for entry in self._entries}
+        squares = {f"{entry.name}/exp_avg_sq": entry.exp_avg_sq for entry in self._entries}
+        return {"step": self._step, **moments, **squares}
+
+    def _squared_norm(self) -> float:
+        grads = []
+        for entry in self._entries:
+            if entry.parameter.grad is not None:
+                if entry.parameter.grad.is_sparse:
+                    entry.parameter.grad = entry.parameter.grad.coalesce()
+                grad = entry.parameter.grad
+                grads.append(grad.values() if grad.is_sparse else grad)
+        return raw_ops().squared_norm(grads).item() if grads else 0.0
+
+    def _update_group(self, decay: float, learning_rate: float, scale: float) -> None:
+        """Update the parameters of one weight decay."""
+        entries = [e for e in self._entries if e.decay == decay and e.parameter.grad is not None]
+        settings = learning_rate, *self._betas, self._eps, decay, int(self._step), scale
+        dense = [e for e in entries if e.parameter.grad is not None and not e.parameter.grad.is_sparse]
+        if dense:
+            raw_ops().adamw_([e.parameter for e in dense], [e.parameter.grad for e in dense],
+                             [e.exp_avg for e in dense], [e.exp_avg_sq for e in dense], *settings)  # fmt: skip
+        for entry in entries:
+            grad = entry.parameter.grad
+            if grad is not None and grad.is_sparse:
+                if entry.name not in self._seen:
+                    self._seen[entry.name] = entry.seen_rows()
+                raw_ops().adamw_rows_(entry.parameter, grad.indices()[0], grad.values(), entry.exp_avg,
+                                      entry.exp_avg_sq, self._seen[entry.name], *settings)  # fmt: skip
+
+
+def _decays(model: nn.Module, weight_decay: float) -> Iterator[tuple[str, nn.Parameter, float]]:
+    """The trainable parameters with their weight decay."""
     spared = {id(p) for m in model.modules() if isinstance(m, _NO_DECAY) for p in m.parameters(recurse=False)}
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            (plain if name.endswith("bias") or id(parameter) in spared else decayed).append(parameter)
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(
-        [g for g in groups if g["params"]],
-        lr=config.learning_rate,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-        fused=True,
-    )
-    for parameter in decayed + plain:
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-    return optimizer
-
-
-def update(optimizer: torch.optim.AdamW, learning_rate: float, max_grad_norm: float) -> Tensor:
-    """Clip the gradients to a global norm, take one step, and clear them.
-
-    Returns:
-        The norm before clipping, a scalar.
-    """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm if max_grad_norm > 0 else float("inf"))
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return norm
-
-
-def state_tensors(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
-    """The optimizer's own tensors, not copies, under `<parameter>/<what>`; writing into them restores a state."""
-    return {
-        f"{name}/{what}": value
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-        for what, value in optimizer.state[parameter].items()
-    }
+            plain = name.endswith("bias") or id(parameter) in spared
+            yield name, parameter, 0.0 if plain else weight_decay

@@ -21,6 +21,7 @@ from fleetune.errors import ConfigError, LaunchError
 from fleetune.hardware.host import read_host
 from fleetune.hardware.threads import set_threads
 from fleetune.hardware.versions import read_versions
+from fleetune.kernels.library import load_kernels
 from fleetune.model.load import (
     check_tokenizer_fits,
     load_classifier,
@@ -34,7 +35,7 @@ from fleetune.train.checks import check_before_start
 from fleetune.train.finish import finish
 from fleetune.train.interrupt import Stopped
 from fleetune.train.loop import train
-from fleetune.train.optim import make_optimizer
+from fleetune.train.optim import AdamW
 from fleetune.train.output import TENSORBOARD_FOLDER, check_room, claim, clear_earlier_run, kept_settings, lock
 from fleetune.train.plan import TrainPlan, make_plan
 from fleetune.train.run import TrainingRun, make_batches, make_engine
@@ -70,9 +71,10 @@ def finetune(config: RunConfig) -> RunRecord:
 
 def run_rank(config: RunConfig, info: RankInfo | None) -> RunRecord:
     """One rank of a training run, start to finish."""
+    terminal = open_terminal(info is None or info.rank == 0)
+    load_kernels(terminal.say)  # before the ranks meet: compiling is not kept waiting for
     with joined_ranks(info, config.ddp_timeout) as ranks, open_output(config, ranks) as record:
         threads = set_threads(config.threads, local_world_size=ranks.local_world_size, speaks=ranks.is_first)
-        terminal = open_terminal(ranks.is_first)
         run = prepare(config, ranks, threads, record, terminal)
         for line in run.plan.lines():
             terminal.say(line)
@@ -139,7 +141,7 @@ def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, te
         tokenizer=tokenizer,
         classifier=classifier,
         engine=engine,
-        optimizer=make_optimizer(classifier.hugging_face, config),
+        optimizer=AdamW(classifier.hugging_face, config),
         batches=make_batches(train_table, plan, config.seed, classifier.hidden_size),
         state=TrainState(),
         record=record,

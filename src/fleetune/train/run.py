@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,9 +15,11 @@ from fleetune.data.batches import CostModel, GlobalBatches, pack
 from fleetune.data.tasks import Task
 from fleetune.data.tokens import TokenTable
 from fleetune.evaluate.predict import FloatArray
+from fleetune.model.flat import FlatClassifier
 from fleetune.model.load import Classifier
 from fleetune.report.record import RunRecord
 from fleetune.report.terminal import Terminal
+from fleetune.train.optim import AdamW
 from fleetune.train.plan import TrainPlan
 from fleetune.train.state import TrainState
 from fleetune.train.tracker import NoTracker, Tracker
@@ -52,7 +53,7 @@ class TrainingRun:
     classifier: Classifier
     engine: nn.Module
     """The classifier's module, inside DDP when there is more than one rank."""
-    optimizer: torch.optim.AdamW
+    optimizer: AdamW
     batches: GlobalBatches
     state: TrainState
     record: RunRecord
@@ -81,6 +82,8 @@ def make_engine(module: nn.Module, table: TokenTable, ranks: Ranks) -> nn.Module
     stopped.
     """
     nothing = pack(table, np.empty(0, np.int64))
+    if isinstance(module, FlatClassifier):
+        module.word_embeddings.sparse = True  # touched rows only, for DDP and the optimizer alike
     module.train()
     module(nothing).sum().backward()
     for parameter in module.parameters():

@@ -21,7 +21,6 @@ from fleetune.train.checkpoint import (
     verify_checkpoint,
     write_checkpoint,
 )
-from fleetune.train.optim import state_tensors
 from fleetune.train.output import differences, kept_settings, plan_differences
 from fleetune.train.plan import TrainPlan
 from fleetune.train.run import TrainingRun
@@ -48,7 +47,7 @@ def save_checkpoint(run: TrainingRun) -> None:
 
 def _write(run: TrainingRun, folder: Path) -> None:
     save_model(run.classifier, run.tokenizer, folder)
-    save_file(state_tensors(run.classifier.hugging_face, run.optimizer), folder / OPTIMIZER_FILE)
+    save_file(run.optimizer.state_tensors(), folder / OPTIMIZER_FILE)
     write_json(folder / RUN_STATE_FILE, {
         "state": run.state.to_dict(),
         "plan": run.plan.to_dict(),
@@ -92,7 +91,7 @@ def resume(run: TrainingRun) -> None:
         setattr(run.state, name, value)
     model = run.classifier.hugging_face
     run.ranks.broadcast(p.data for p in model.parameters())
-    run.ranks.broadcast(state_tensors(model, run.optimizer).values())
+    run.ranks.broadcast(run.optimizer.state_tensors().values())
     run.record.resumed_at_step = run.state.step
 
 
@@ -110,7 +109,7 @@ def _read_into(run: TrainingRun) -> dict[str, Any] | None:
         run.terminal.say("the checkpoint was made by other ranks or threads: the run goes on, not bit for bit the same")
     load_weights(run, folder)
     saved = load_file(folder / OPTIMIZER_FILE)
-    own = state_tensors(run.classifier.hugging_face, run.optimizer)
+    own = run.optimizer.state_tensors()
     if saved.keys() != own.keys():
         raise CheckpointError(f"{folder}: {OPTIMIZER_FILE} is of another model")
     for name, tensor in own.items():

@@ -1,0 +1,40 @@
+"""`fleetune build-kernels`: compile ahead what a run would compile at its start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from fleetune.cli.arguments import make_parser, parse, tell_notices
+
+DESCRIPTION = """Compile the kernels for this machine, which the first run would do otherwise, and check that they
+load. The environment variable CXX names another compiler."""
+
+
+def run(words: Sequence[str]) -> int:
+    """Build the kernels, load them, and say what was made."""
+    parser = make_parser("build-kernels", DESCRIPTION, {"cache_dir"})
+    parser.add_argument("--force", action="store_true", help="compile even if that was done already")
+    parsed = parse(parser, words, ("force",))
+    tell_notices(parsed)
+
+    from fleetune.kernels import build, library
+
+    made = build.build_kernels(
+        build.SOURCES,
+        parsed.config.cache_dir,
+        say=lambda line: print(line, flush=True),
+        environ=os.environ,
+        retry=True,
+        force=parsed.extra.get("force", False),
+    )
+    openmp = library.load_library(made.library)
+    told = {
+        "compiler": f"{made.toolchain.name} ({' '.join(made.toolchain.command)})",
+        "flags": made.toolchain.short_flags,
+        "time": "none, it was there (--force compiles again)" if made.seconds is None else f"{made.seconds:.1f} s",
+        "library": f"{made.library} ({made.library.stat().st_size / 1e6:.2f} MB)",
+        "OpenMP": "not used" if openmp is None else f"{openmp}, as torch",
+    }
+    print("\n".join(f"{name:<9} {text}" for name, text in told.items()))
+    return 0

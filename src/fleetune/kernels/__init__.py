@@ -1,0 +1,1 @@
+"""Fused CPU kernels: C++ compiled for this very machine, and the same operations in plain PyTorch."""

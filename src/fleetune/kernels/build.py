@@ -1,0 +1,290 @@
+"""Compile the kernels for this machine, once, and find them again.
+
+A build is a folder of the cache, named by all that decides its content. Processes of a host that want the same one at
+the same time build it once: the first takes a lock, the others wait for it. The system gives the lock back when its
+holder dies, and a folder gets its name when all of it is there, so a killed process leaves nothing that is in the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleetune.errors import KernelError, OutputError
+from fleetune.files import remove, sync, write_whole
+from fleetune.hardware.host import usable_cores
+from fleetune.kernels.toolchain import Toolchain, compiler_environment, find_toolchain
+
+SOURCES = Path(__file__).parent / "csrc"
+LIBRARY = "libfleetune.so"
+
+PARTIAL_SUFFIX = ".partial"
+# Nothing that is alive builds for so long.
+STALE_PARTIAL_S = 3600.0
+_SUFFIXES = (".cpp", ".h")
+_ERRORS_SHOWN = 5
+
+# What a compiler says when the fault is the machine's: no reason not to try again.
+_NO_ROOM = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+_PASSING = (*_NO_ROOM, "Killed", "ended by signal", os.strerror(errno.ENOMEM), "out of memory", "memory exhausted")
+
+Say = Callable[[str], None]
+"""Called with a line for people: what takes long, and how long it took."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """A library that is there."""
+
+    library: Path
+    toolchain: Toolchain
+    seconds: float | None
+    """Time it took; None: it was there."""
+
+
+def build_kernels(
+    sources: Path,
+    cache_dir: Path,
+    *,
+    say: Say,
+    environ: Mapping[str, str],
+    retry: bool = False,
+    force: bool = False,
+) -> Build:
+    """The library of these sources, from the cache if it is there.
+
+    Args:
+        sources: Folder of the C++ files.
+        cache_dir: Builds go into its folder `kernels`, or where that cannot be written into one of the user's own
+            among the temporary files.
+        say: Told before and after compiling, and when another process is waited for.
+        environ: Of the compiler; `CXX` names it.
+        retry: Compile even if that failed before.
+        force: Compile even if the library is there.
+
+    Raises:
+        KernelError: There is no compiler, it refuses the sources, or no folder can be written.
+    """
+    content = read_sources(sources)
+    toolchain = find_toolchain(environ)
+    job = _Job(
+        sources=content, toolchain=toolchain, key=toolchain.key(content), say=say, environ=environ, retry=retry,
+        force=force,
+    )  # fmt: skip
+    cache = cache_dir / "kernels"
+    if not force:
+        for place in (cache, _temporary_place()):
+            if place is not None and (found := job.found_in(place)):
+                return found
+    try:
+        return job.build_in(cache)
+    except OSError as error:
+        return _build_elsewhere(job, cache, error.strerror or str(error))
+
+
+def _build_elsewhere(job: _Job, cache: Path, problem: str) -> Build:
+    """Build in a temporary folder: better than once a start and rank, or not at all."""
+    place = _temporary_place(create=True)
+    if place is not None:
+        job.say(f"{cache} cannot be written ({problem}): the kernels go into {place}")
+        with contextlib.suppress(OSError):
+            return job.build_in(place)
+    raise KernelError(
+        f"{cache} cannot be written ({problem}), nor can a temporary folder",
+        remedy="make room, or name another place with --cache_dir",
+    )
+
+
+def read_sources(folder: Path) -> dict[str, bytes]:
+    """The C++ files of a folder by their paths in it, headers too; read once, so that what is named is what is built.
+
+    Raises:
+        KernelError: There is none, or one cannot be read.
+    """
+    files = sorted(
+        file for file in folder.rglob("*") if file.suffix in _SUFFIXES and not file.name.startswith(".")
+    )  # fmt: skip
+    if not any(file.suffix == ".cpp" for file in files):
+        raise KernelError(f"the sources of the kernels are missing from {folder}", remedy="install fleetune again")
+    try:
+        return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
+    except OSError as error:
+        raise KernelError(
+            f"the sources of the kernels in {folder} cannot be read ({error})", remedy="install fleetune again"
+        ) from error
+
+
+def _temporary_place(*, create: bool = False) -> Path | None:
+    """A folder of this user's among the temporary files; None where another user could have put something into it."""
+    try:
+        folder = Path(tempfile.gettempdir()) / f"fleetune-{os.getuid()}"
+        if create:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        facts = folder.lstat()
+    except OSError:
+        return None
+    is_own = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
+    return folder / "kernels" if is_own else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """One build, wherever it is put."""
+
+    sources: Mapping[str, bytes]
+    toolchain: Toolchain
+    key: str
+    say: Say
+    environ: Mapping[str, str]
+    retry: bool
+    force: bool
+
+    def found_in(self, place: Path) -> Build | None:
+        library = place / self.key / LIBRARY
+        return Build(library=library, toolchain=self.toolchain, seconds=None) if os.path.isfile(library) else None
+
+    def build_in(self, place: Path) -> Build:
+        """Build in a folder, unless another process does so first.
+
+        Raises:
+            KernelError: The compiler refuses the sources, or did so before.
+            OSError: The folder cannot be written.
+        """
+        place.mkdir(parents=True, exist_ok=True)
+        with _locked(place / f"{self.key}.lock", self.say):
+            if not self.force and (found := self.found_in(place)):
+                return found
+            log = place / f"{self.key}.log"
+            if not (self.retry or self.force) and (told := _remembered(log)):
+                raise _compile_error(told, log)
+            _remove_stale_partials(place)
+            partial = place / f"{self.key}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
+            try:
+                return self._build(partial, place / self.key, log)
+            finally:
+                remove(partial)
+
+    def _build(self, partial: Path, folder: Path, log: Path) -> Build:
+        self.say("compiling the kernels for this machine, once: about half a minute")
+        began = time.perf_counter()
+        work = partial / "work"
+        for name, data in self.sources.items():
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            (work / name).write_bytes(data)
+        self._compile(work, log)
+        remove(work)
+        sync(partial / LIBRARY)
+        _publish(partial, folder)
+        remove(log)
+        seconds = time.perf_counter() - began
+        self.say(f"compiled the kernels in {seconds:.0f} s")
+        return Build(library=folder / LIBRARY, toolchain=self.toolchain, seconds=seconds)
+
+    def _compile(self, work: Path, log: Path) -> None:
+        """Make the library in the folder above `work`."""
+        names = [name for name in self.sources if name.endswith(".cpp")]
+        commands = [self.toolchain.compiling(name, f"{name}.o") for name in names]
+        with ThreadPoolExecutor(max_workers=usable_cores()) as pool:
+            outputs = list(pool.map(lambda command: self._run(command, work), commands))
+        if not any(outputs):
+            objects = [f"{name}.o" for name in names]
+            outputs = [self._run(self.toolchain.linking(objects, f"../{LIBRARY}"), work)]
+        if failed := "\n".join(output for output in outputs if output):
+            raise self._failure(failed, log)
+
+    def _run(self, command: tuple[str, ...], folder: Path) -> str | None:
+        """What a command that fails has to say."""
+        result = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace", cwd=folder, env=compiler_environment(self.environ), check=False,
+        )  # fmt: skip
+        if result.returncode == 0:
+            return None
+        status = result.returncode
+        end = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        return f"$ {' '.join(command)}\n{result.stdout}\n{end}\n"
+
+    def _failure(self, output: str, log: Path) -> Exception:
+        """Keep what the compiler said in a file, which is also what later starts remember the failure by."""
+        if any(words in output for words in _NO_ROOM):
+            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(log.parent))
+        text = f"{self.toolchain.version}\n{output}"
+        with contextlib.suppress(OutputError):
+            write_whole(log, lambda unfinished: _write(unfinished, text))
+        return _compile_error(text, log)
+
+
+def _write(file: Path, text: str) -> None:
+    file.write_text(text, encoding="utf-8")
+
+
+def _remembered(log: Path) -> str | None:
+    """What the compiler said when it refused these very sources, if it did."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return None if any(words in text for words in _PASSING) else text
+
+
+def _compile_error(output: str, log: Path) -> KernelError:
+    return KernelError(
+        "the kernels could not be compiled",
+        remedy=f"see {log}; once that is mended: fleetune build-kernels",
+        details=error_lines(output),
+    )
+
+
+def error_lines(output: str) -> list[str]:
+    """The first lines of a compiler's output that tell an error, or else its last ones."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    told = [line for line in lines if "error:" in line or "undefined reference" in line or "undefined symbol" in line]
+    return told[:_ERRORS_SHOWN] or lines[-_ERRORS_SHOWN:]
+
+
+@contextlib.contextmanager
+def _locked(path: Path, say: Say) -> Iterator[None]:
+    """Be the only process that builds this. The file stays: removing it would part those who wait from new ones."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another process is compiling the kernels: waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system without locks: each process builds, and the last one's library stays
+        yield
+
+
+def _publish(partial: Path, folder: Path) -> None:
+    """Give a finished build its name; one that is there is as good or damaged, and whoever has it loaded keeps it."""
+    while True:
+        try:
+            partial.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            doomed = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}")
+            with contextlib.suppress(FileNotFoundError):
+                folder.rename(doomed)
+                remove(doomed)
+        else:
+            return
+
+
+def _remove_stale_partials(place: Path) -> None:
+    for partial in place.glob(f"*{PARTIAL_SUFFIX}"):
+        with contextlib.suppress(OSError):
+            if time.time() - partial.stat().st_mtime > STALE_PARTIAL_S:
+                remove(partial)

@@ -1,0 +1,449 @@
+// The kernels as operators of torch: everything is checked here, so that no wrong call reaches a pointer.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "attention.h"
+#include "optimizer.h"
+#include "product.h"
+#include "rows.h"
+#include "simd.h"
+
+namespace fleetune {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+void check_float(const Tensor& x, const char* name) {
+  TORCH_CHECK(x.device().is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16), name,
+              ": a float32 or bfloat16 tensor on the CPU is needed, not ", x.toString());
+}
+
+void check_dense(const Tensor& x, at::ScalarType type, at::IntArrayRef sizes, const char* name) {
+  TORCH_CHECK(x.device().is_cpu() && x.scalar_type() == type, name, ": ", toString(type), " is needed, not ",
+              x.toString());
+  TORCH_CHECK(x.sizes() == sizes, name, ": has shape ", x.sizes(), ", ", sizes, " is needed");
+  TORCH_CHECK(x.is_contiguous(), name, ": must be contiguous");
+}
+
+// A matrix whose rows are contiguous, of any distance.
+void check_rows(const Tensor& x, at::ScalarType type, int64_t rows, int64_t width, const char* name) {
+  check_float(x, name);
+  TORCH_CHECK(x.scalar_type() == type, name, ": ", toString(type), " is needed, not ", x.toString());
+  TORCH_CHECK(x.dim() == 2 && x.size(0) == rows && x.size(1) == width, name, ": has shape ", x.sizes(), ", [", rows,
+              ", ", width, "] is needed");
+  TORCH_CHECK(x.size(1) <= 1 || x.stride(1) == 1, name, ": its rows must be contiguous");
+}
+
+Tensor float_like(at::IntArrayRef sizes) { return at::empty(sizes, at::TensorOptions().dtype(at::kFloat)); }
+
+Dropout make_dropout(double rate, int64_t site_key, const OptionalTensor& row_keys, int64_t rows) {
+  TORCH_CHECK(rate >= 0.0 && rate < 1.0, "rate ", rate, " is not in [0, 1)");
+  if (rate == 0.0) return {};
+  TORCH_CHECK(row_keys.has_value(), "dropout needs the keys of the rows");
+  check_dense(*row_keys, at::kLong, {rows}, "row_keys");
+  return {rate, site_key, row_keys->const_data_ptr<int64_t>()};
+}
+
+Gelu gelu_kind(int64_t kind) {
+  TORCH_CHECK(kind == 0 || kind == 1, "kind ", kind, " is neither 0 (erf) nor 1 (tanh)");
+  return Gelu(kind);
+}
+
+void check_ids(const Tensor& ids, int64_t count, int64_t table_rows, const char* name) {
+  check_dense(ids, at::kLong, {count}, name);
+  const int64_t* data = ids.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < count; i++)
+    TORCH_CHECK_INDEX(data[i] >= 0 && data[i] < table_rows, name, ": id ", data[i], " is outside a table of ",
+                      table_rows, " rows");
+}
+
+// Calls of(T{}) with the storage type of `x`.
+template <class F>
+void for_type(const Tensor& x, F&& of) {
+  x.scalar_type() == at::kFloat ? of(float{}) : of(bf16{});
+}
+template <class T>
+const T* read(const Tensor& x) {
+  return static_cast<const T*>(x.const_data_ptr());
+}
+template <class T>
+T* write(const Tensor& x) {
+  return static_cast<T*>(x.mutable_data_ptr());
+}
+template <class T>
+Heads<const T> read_heads(const Tensor& x) {
+  return {read<T>(x), x.stride(0)};
+}
+template <class T>
+Heads<T> write_heads(const Tensor& x) {
+  return {write<T>(x), x.stride(0)};
+}
+Moments moments(const Tensor& mean, const Tensor& rstd) { return {write<float>(mean), write<float>(rstd)}; }
+
+// ---- products -----------------------------------------------------------------------------------------------------
+
+Tensor product(const Tensor& a, const Tensor& b, const OptionalTensor& bias) {
+  for (const Tensor& x : {a, b})
+    TORCH_CHECK(x.device().is_cpu() && x.scalar_type() == at::kFloat && x.dim() == 2,
+                "product: float32 matrices on the CPU are needed, not ", x.toString(), " of ", x.dim(), " dimensions");
+  TORCH_CHECK(a.size(1) == b.size(0), "product: shapes ", a.sizes(), " and ", b.sizes(), " do not fit");
+  const int64_t m = a.size(0), k = a.size(1), n = b.size(1);
+  if (bias.has_value()) check_dense(*bias, at::kFloat, {n}, "bias");
+  if (k == 0) return bias.has_value() ? bias->expand({m, n}).contiguous() : at::zeros({m, n}, a.options());
+  Tensor c = float_like({m, n});
+  if (m > 0 && n > 0)
+    multiply(m, n, k, {read<float>(a), a.stride(0), a.stride(1)}, {read<float>(b), b.stride(0), b.stride(1)},
+             bias.has_value() ? read<float>(*bias) : nullptr, write<float>(c), n);
+  return c;
+}
+
+Tensor column_sums_op(const Tensor& x) {
+  check_float(x, "x");
+  TORCH_CHECK(x.dim() == 2 && (x.size(1) <= 1 || x.stride(1) == 1), "x: a matrix with contiguous rows is needed");
+  Tensor sums = float_like({x.size(1)});
+  for_type(x, [&]<class T>(T) { column_sums(x.size(0), x.size(1), read<T>(x), x.stride(0), write<float>(sums)); });
+  return sums;
+}
+
+// ---- attention ----------------------------------------------------------------------------------------------------
+
+void check_prefix_sums(const Tensor& cu, int64_t rows, const char* name) {
+  check_dense(cu, at::kLong, {cu.numel()}, name);
+  TORCH_CHECK(cu.numel() >= 1, name, ": must not be empty");
+  const int64_t* data = cu.const_data_ptr<int64_t>();
+  TORCH_CHECK(data[0] == 0 && data[cu.numel() - 1] == rows, name, ": must run from 0 to ", rows);
+  for (int64_t i = 1; i < cu.numel(); i++) TORCH_CHECK(data[i - 1] <= data[i], name, ": must not decrease");
+}
+
+Sequences make_sequences(const Tensor& q, const Tensor& k, const Tensor& cu_q, const Tensor& cu_k, int64_t num_heads,
+                         double scale, int64_t window, double rate, int64_t site_key, const OptionalTensor& row_keys) {
+  check_prefix_sums(cu_q, q.size(0), "cu_q");
+  check_prefix_sums(cu_k, k.size(0), "cu_k");
+  TORCH_CHECK(cu_q.numel() == cu_k.numel(), "cu_q and cu_k are of different numbers of sequences");
+  TORCH_CHECK(num_heads > 0 && q.size(1) > 0 && q.size(1) % num_heads == 0, "a width of ", q.size(1),
+              " cannot be cut into ", num_heads, " heads");
+  TORCH_CHECK(window >= 0, "window ", window, " is negative");
+  TORCH_CHECK(scale > 0.0, "scale ", scale, " is not positive");
+  const int64_t *starts_q = cu_q.const_data_ptr<int64_t>(), *starts_k = cu_k.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i + 1 < cu_q.numel(); i++)
+    TORCH_CHECK(starts_q[i] == starts_q[i + 1] || starts_k[i] < starts_k[i + 1], "sequence ", i,
+                " has queries but no keys");
+  for (int64_t i = 0; window > 0 && i + 1 < cu_q.numel(); i++)
+    TORCH_CHECK(starts_q[i + 1] - starts_q[i] <= starts_k[i + 1] - starts_k[i], "sequence ", i,
+                " has more queries than keys, which a window has no place for");
+  return {starts_q, starts_k, cu_q.numel() - 1, num_heads, q.size(1) / num_heads, float(scale), window,
+          make_dropout(rate, site_key, row_keys, q.size(0))};
+}
+
+std::tuple<Tensor, Tensor> attention_forward_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q,
+                                                const Tensor& cu_k, int64_t num_heads, double scale, int64_t window,
+                                                double rate, int64_t site_key, const OptionalTensor& row_keys) {
+  TORCH_CHECK(q.dim() == 2 && k.dim() == 2, "q and k must be matrices");
+  check_rows(q, q.scalar_type(), q.size(0), q.size(1), "q");
+  check_rows(k, q.scalar_type(), k.size(0), q.size(1), "k");
+  check_rows(v, q.scalar_type(), k.size(0), q.size(1), "v");
+  const Sequences s = make_sequences(q, k, cu_q, cu_k, num_heads, scale, window, rate, site_key, row_keys);
+  Tensor out = at::empty(q.sizes(), q.options()), lse = float_like({q.size(0), num_heads});
+  for_type(q, [&]<class T>(T) {
+    attention_forward<T>(s, read_heads<T>(q), read_heads<T>(k), read_heads<T>(v), write_heads<T>(out),
+                         write<float>(lse));
+  });
+  return {out, lse};
+}
+
+// The gradients are the columns of one matrix where q, k and v were: their product with the weights is then one, too.
+std::tuple<Tensor, Tensor, Tensor> attention_backward_op(const Tensor& dout_any, const Tensor& q, const Tensor& k,
+                                                         const Tensor& v, const Tensor& lse, const Tensor& cu_q,
+                                                         const Tensor& cu_k, int64_t num_heads, double scale,
+                                                         int64_t window, double rate, int64_t site_key,
+                                                         const OptionalTensor& row_keys) {
+  TORCH_CHECK(q.dim() == 2 && k.dim() == 2, "q and k must be matrices");
+  const Tensor dout = dout_any.contiguous();
+  check_rows(q, q.scalar_type(), q.size(0), q.size(1), "q");
+  check_rows(k, q.scalar_type(), k.size(0), q.size(1), "k");
+  check_rows(v, q.scalar_type(), k.size(0), q.size(1), "v");
+  check_rows(dout, q.scalar_type(), q.size(0), q.size(1), "dout");
+  const Sequences s = make_sequences(q, k, cu_q, cu_k, num_heads, scale, window, rate, site_key, row_keys);
+  check_dense(lse, at::kFloat, {q.size(0), num_heads}, "lse");
+  Tensor dq, dk, dv;
+  if (q.size(0) == k.size(0)) {
+    const Tensor joined = at::empty({q.size(0), 3 * q.size(1)}, q.options());
+    dq = joined.narrow(1, 0, q.size(1));
+    dk = joined.narrow(1, q.size(1), q.size(1));
+    dv = joined.narrow(1, 2 * q.size(1), q.size(1));
+  } else {
+    dq = at::empty(q.sizes(), q.options());
+    dk = at::empty(k.sizes(), k.options());
+    dv = at::empty(v.sizes(), v.options());
+  }
+  for_type(q, [&]<class T>(T) {
+    attention_backward<T>(s, read_heads<T>(dout), read_heads<T>(q), read_heads<T>(k), read_heads<T>(v),
+                          read<float>(lse), write_heads<T>(dq), write_heads<T>(dk), write_heads<T>(dv));
+  });
+  return {dq, dk, dv};
+}
+
+// ---- rows ---------------------------------------------------------------------------------------------------------
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> add_norm_forward_op(const Tensor& x, const OptionalTensor& residual,
+                                                               const Tensor& weight, const OptionalTensor& bias,
+                                                               double eps, double rate, int64_t site_key,
+                                                               const OptionalTensor& row_keys) {
+  check_float(x, "x");
+  TORCH_CHECK(x.dim() == 2, "x must be a matrix");
+  const int64_t rows = x.size(0), width = x.size(1);
+  check_dense(x, x.scalar_type(), {rows, width}, "x");
+  if (residual.has_value()) check_dense(*residual, x.scalar_type(), {rows, width}, "residual");
+  check_dense(weight, at::kFloat, {width}, "weight");
+  if (bias.has_value()) check_dense(*bias, at::kFloat, {width}, "bias");
+  const Dropout dropout = make_dropout(rate, site_key, row_keys, rows);
+  Tensor y = at::empty_like(x), sum = at::empty_like(x), mean = float_like({rows}), rstd = float_like({rows});
+  for_type(x, [&]<class T>(T) {
+    add_norm_forward(rows, width, read<T>(x), residual.has_value() ? read<T>(*residual) : nullptr, read<float>(weight),
+                     bias.has_value() ? read<float>(*bias) : nullptr, float(eps), dropout, write<T>(y), write<T>(sum),
+                     moments(mean, rstd));
+  });
+  return {y, sum, mean, rstd};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> add_norm_backward_op(const Tensor& dy_any, const Tensor& sum,
+                                                                const Tensor& weight, const Tensor& mean,
+                                                                const Tensor& rstd, double rate, int64_t site_key,
+                                                                const OptionalTensor& row_keys) {
+  const Tensor dy = dy_any.contiguous();
+  check_float(dy, "dy");
+  TORCH_CHECK(dy.dim() == 2, "dy must be a matrix");
+  const int64_t rows = dy.size(0), width = dy.size(1);
+  check_dense(sum, dy.scalar_type(), {rows, width}, "sum");
+  check_dense(weight, at::kFloat, {width}, "weight");
+  check_dense(mean, at::kFloat, {rows}, "mean");
+  check_dense(rstd, at::kFloat, {rows}, "rstd");
+  const Dropout dropout = make_dropout(rate, site_key, row_keys, rows);
+  Tensor dresidual = at::empty_like(dy), dx = dropout.active() ? at::empty_like(dy) : dresidual;
+  Tensor dweight = float_like({width}), dbias = float_like({width});
+  for_type(dy, [&]<class T>(T) {
+    add_norm_backward(rows, width, read<T>(dy), read<T>(sum), read<float>(weight), moments(mean, rstd), dropout,
+                      dropout.active() ? write<T>(dx) : nullptr, write<T>(dresidual), write<float>(dweight),
+                      write<float>(dbias));
+  });
+  return {dx, dresidual, dweight, dbias};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> embed_forward_op(at::TensorList tables, at::TensorList ids,
+                                                            const Tensor& weight, const Tensor& bias, double eps,
+                                                            bool as_bfloat16, double rate, int64_t site_key,
+                                                            const OptionalTensor& row_keys) {
+  TORCH_CHECK(!tables.empty() && tables.size() == ids.size(), "embed: one list of ids a table is needed");
+  const int64_t rows = ids[0].numel(), width = weight.numel();
+  std::vector<Lookup> lookups;
+  for (size_t i = 0; i < tables.size(); i++) {
+    TORCH_CHECK(tables[i].dim() == 2, "embed: tables must be matrices");
+    check_dense(tables[i], at::kFloat, {tables[i].size(0), width}, "table");
+    check_ids(ids[i], rows, tables[i].size(0), "ids");
+    lookups.push_back({read<float>(tables[i]), read<int64_t>(ids[i])});
+  }
+  check_dense(weight, at::kFloat, {width}, "weight");
+  check_dense(bias, at::kFloat, {width}, "bias");
+  const Dropout dropout = make_dropout(rate, site_key, row_keys, rows);
+  Tensor sum = float_like({rows, width}), mean = float_like({rows}), rstd = float_like({rows});
+  Tensor y = at::empty({rows, width}, at::TensorOptions().dtype(as_bfloat16 ? at::kBFloat16 : at::kFloat));
+  for_type(y, [&]<class T>(T) {
+    embed_forward(rows, width, lookups, read<float>(weight), read<float>(bias), float(eps), dropout, write<T>(y),
+                  write<float>(sum), moments(mean, rstd));
+  });
+  return {y, sum, mean, rstd};
+}
+
+std::tuple<Tensor, Tensor, Tensor> embed_backward_op(const Tensor& dy_any, const Tensor& sum, const Tensor& weight,
+                                                     const Tensor& mean, const Tensor& rstd, double rate,
+                                                     int64_t site_key, const OptionalTensor& row_keys) {
+  const Tensor dy = dy_any.contiguous();
+  check_float(dy, "dy");
+  TORCH_CHECK(dy.dim() == 2, "dy must be a matrix");
+  const int64_t rows = dy.size(0), width = dy.size(1);
+  check_dense(sum, at::kFloat, {rows, width}, "sum");
+  check_dense(weight, at::kFloat, {width}, "weight");
+  check_dense(mean, at::kFloat, {rows}, "mean");
+  check_dense(rstd, at::kFloat, {rows}, "rstd");
+  const Dropout dropout = make_dropout(rate, site_key, row_keys, rows);
+  Tensor dsum = float_like({rows, width}), dweight = float_like({width}), dbias = float_like({width});
+  for_type(dy, [&]<class T>(T) {
+    embed_backward(rows, width, read<T>(dy), read<float>(sum), read<float>(weight), moments(mean, rstd), dropout,
+                   write<float>(dsum), write<float>(dweight), write<float>(dbias));
+  });
+  return {dsum, dweight, dbias};
+}
+
+Tensor dropout_rows_op(const Tensor& x, double rate, int64_t site_key, const OptionalTensor& row_keys) {
+  check_float(x, "x");
+  TORCH_CHECK(x.dim() == 2 && x.is_contiguous(), "x must be a contiguous matrix");
+  const Dropout dropout = make_dropout(rate, site_key, row_keys, x.size(0));
+  if (!dropout.active()) return x.clone();
+  Tensor y = at::empty_like(x);
+  for_type(x, [&]<class T>(T) { dropout_rows(x.size(0), x.size(1), read<T>(x), dropout, write<T>(y)); });
+  return y;
+}
+
+Tensor gelu_forward_op(const Tensor& x_any, int64_t kind) {
+  const Tensor x = x_any.contiguous();
+  check_float(x, "x");
+  const Gelu gelu = gelu_kind(kind);
+  Tensor y = at::empty_like(x);
+  for_type(x, [&]<class T>(T) { gelu_forward(x.numel(), read<T>(x), gelu, write<T>(y)); });
+  return y;
+}
+
+Tensor gelu_backward_op(const Tensor& dy_any, const Tensor& x_any, int64_t kind) {
+  const Tensor dy = dy_any.contiguous(), x = x_any.contiguous();
+  check_float(x, "x");
+  check_dense(dy, x.scalar_type(), x.sizes(), "dy");
+  const Gelu gelu = gelu_kind(kind);
+  Tensor dx = at::empty_like(x);
+  for_type(x, [&]<class T>(T) { gelu_backward(x.numel(), read<T>(dy), read<T>(x), gelu, write<T>(dx)); });
+  return dx;
+}
+
+Tensor geglu_forward_op(const Tensor& x_any, int64_t kind) {
+  const Tensor x = x_any.contiguous();
+  check_float(x, "x");
+  TORCH_CHECK(x.dim() == 2 && x.size(1) % 2 == 0, "x: a matrix of an even width is needed");
+  const Gelu gelu = gelu_kind(kind);
+  const int64_t width = x.size(1) / 2;
+  Tensor y = at::empty({x.size(0), width}, x.options());
+  for_type(x, [&]<class T>(T) { geglu_forward(x.size(0), width, read<T>(x), gelu, write<T>(y)); });
+  return y;
+}
+
+Tensor geglu_backward_op(const Tensor& dy_any, const Tensor& x_any, int64_t kind) {
+  const Tensor dy = dy_any.contiguous(), x = x_any.contiguous();
+  check_float(x, "x");
+  TORCH_CHECK(x.dim() == 2 && x.size(1) % 2 == 0, "x: a matrix of an even width is needed");
+  const int64_t width = x.size(1) / 2;
+  check_dense(dy, x.scalar_type(), {x.size(0), width}, "dy");
+  const Gelu gelu = gelu_kind(kind);
+  Tensor dx = at::empty_like(x);
+  for_type(x, [&]<class T>(T) { geglu_backward(x.size(0), width, read<T>(dy), read<T>(x), gelu, write<T>(dx)); });
+  return dx;
+}
+
+std::tuple<Tensor, Tensor> row_sums_op(const Tensor& ids, const Tensor& x_any, int64_t num_rows) {
+  const Tensor x = x_any.contiguous();
+  check_float(x, "x");
+  TORCH_CHECK(x.dim() == 2, "x must be a matrix");
+  check_ids(ids, x.size(0), num_rows, "ids");
+  const Groups groups = group(ids.numel(), read<int64_t>(ids));
+  const int64_t count = int64_t(groups.ids.size());
+  Tensor rows = at::empty({count}, ids.options()), sums = float_like({count, x.size(1)});
+  std::copy(groups.ids.begin(), groups.ids.end(), write<int64_t>(rows));
+  for_type(x, [&]<class T>(T) { group_sums(groups, x.size(1), read<T>(x), write<float>(sums)); });
+  return {rows, sums};
+}
+
+// ---- optimizer ----------------------------------------------------------------------------------------------------
+
+Tensor squared_norm_op(at::TensorList tensors) {
+  std::vector<Span> spans;
+  for (const Tensor& x : tensors) {
+    check_dense(x, at::kFloat, x.sizes(), "gradient");
+    spans.push_back({read<float>(x), x.numel()});
+  }
+  return at::scalar_tensor(squared_norm(spans), at::TensorOptions().dtype(at::kDouble));
+}
+
+void check_step(int64_t step) { TORCH_CHECK(step >= 1, "step ", step, ": the first update is step 1"); }
+
+void adamw_op(at::TensorList params, at::TensorList grads, at::TensorList exp_avgs, at::TensorList exp_avg_sqs,
+              double lr, double beta1, double beta2, double eps, double weight_decay, int64_t step, double grad_scale) {
+  TORCH_CHECK(params.size() == grads.size() && params.size() == exp_avgs.size() && params.size() == exp_avg_sqs.size(),
+              "adamw: the lists are of different lengths");
+  check_step(step);
+  std::vector<Parameter> parameters;
+  for (size_t i = 0; i < params.size(); i++) {
+    check_dense(params[i], at::kFloat, params[i].sizes(), "parameter");
+    check_dense(grads[i], at::kFloat, params[i].sizes(), "gradient");
+    check_dense(exp_avgs[i], at::kFloat, params[i].sizes(), "exp_avg");
+    check_dense(exp_avg_sqs[i], at::kFloat, params[i].sizes(), "exp_avg_sq");
+    parameters.push_back({write<float>(params[i]), read<float>(grads[i]), write<float>(exp_avgs[i]),
+                          write<float>(exp_avg_sqs[i]), params[i].numel()});
+  }
+  adamw({lr, beta1, beta2, eps, weight_decay, step, grad_scale}, parameters);
+}
+
+void adamw_rows_op(const Tensor& param, const Tensor& rows, const Tensor& values, const Tensor& exp_avg,
+                   const Tensor& exp_avg_sq, const Tensor& seen, double lr, double beta1, double beta2, double eps,
+                   double weight_decay, int64_t step, double grad_scale) {
+  TORCH_CHECK(param.dim() == 2, "adamw_rows: the table must be a matrix");
+  check_step(step);
+  const int64_t num_rows = param.size(0), width = param.size(1);
+  check_dense(param, at::kFloat, param.sizes(), "parameter");
+  check_dense(exp_avg, at::kFloat, param.sizes(), "exp_avg");
+  check_dense(exp_avg_sq, at::kFloat, param.sizes(), "exp_avg_sq");
+  check_dense(seen, at::kBool, {num_rows}, "seen");
+  check_ids(rows, rows.numel(), num_rows, "rows");
+  check_dense(values, at::kFloat, {rows.numel(), width}, "values");
+  adamw_rows({lr, beta1, beta2, eps, weight_decay, step, grad_scale}, write<float>(param), num_rows, width,
+             read<int64_t>(rows), read<float>(values), rows.numel(), write<float>(exp_avg), write<float>(exp_avg_sq),
+             write<bool>(seen));
+}
+
+}  // namespace
+}  // namespace fleetune
+
+TORCH_LIBRARY(fleetune, m) {
+  m.def("product(Tensor a, Tensor b, Tensor? bias=None) -> Tensor");
+  m.def("column_sums(Tensor x) -> Tensor");
+  m.def(
+      "attention_forward(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, int num_heads, float scale, "
+      "int window, float rate, int site_key, Tensor? row_keys) -> (Tensor, Tensor)");
+  m.def(
+      "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor lse, Tensor cu_q, Tensor cu_k, "
+      "int num_heads, float scale, int window, float rate, int site_key, Tensor? row_keys) "
+      "-> (Tensor, Tensor, Tensor)");
+  m.def(
+      "add_norm_forward(Tensor x, Tensor? residual, Tensor weight, Tensor? bias, float eps, float rate, int site_key, "
+      "Tensor? row_keys) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "add_norm_backward(Tensor dy, Tensor sum, Tensor weight, Tensor mean, Tensor rstd, float rate, int site_key, "
+      "Tensor? row_keys) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "embed_forward(Tensor[] tables, Tensor[] ids, Tensor weight, Tensor bias, float eps, bool as_bfloat16, "
+      "float rate, int site_key, Tensor? row_keys) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "embed_backward(Tensor dy, Tensor sum, Tensor weight, Tensor mean, Tensor rstd, float rate, int site_key, "
+      "Tensor? row_keys) -> (Tensor, Tensor, Tensor)");
+  m.def("dropout_rows(Tensor x, float rate, int site_key, Tensor? row_keys) -> Tensor");
+  m.def("gelu_forward(Tensor x, int kind) -> Tensor");
+  m.def("gelu_backward(Tensor dy, Tensor x, int kind) -> Tensor");
+  m.def("geglu_forward(Tensor x, int kind) -> Tensor");
+  m.def("geglu_backward(Tensor dy, Tensor x, int kind) -> Tensor");
+  m.def("row_sums(Tensor ids, Tensor x, int num_rows) -> (Tensor, Tensor)");
+  m.def("squared_norm(Tensor[] tensors) -> Tensor");
+  m.def(
+      "adamw_(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, float lr, "
+      "float beta1, float beta2, float eps, float weight_decay, int step, float grad_scale) -> ()");
+  m.def(
+      "adamw_rows_(Tensor(a!) param, Tensor rows, Tensor values, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
+      "Tensor(d!) seen, float lr, float beta1, float beta2, float eps, float weight_decay, int step, "
+      "float grad_scale) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(fleetune, CPU, m) {
+  m.impl("product", fleetune::product);
+  m.impl("column_sums", fleetune::column_sums_op);
+  m.impl("attention_forward", fleetune::attention_forward_op);
+  m.impl("attention_backward", fleetune::attention_backward_op);
+  m.impl("add_norm_forward", fleetune::add_norm_forward_op);
+  m.impl("add_norm_backward", fleetune::add_norm_backward_op);
+  m.impl("embed_forward", fleetune::embed_forward_op);
+  m.impl("embed_backward", fleetune::embed_backward_op);
+  m.impl("dropout_rows", fleetune::dropout_rows_op);
+  m.impl("gelu_forward", fleetune::gelu_forward_op);
+  m.impl("gelu_backward", fleetune::gelu_backward_op);
+  m.impl("geglu_forward", fleetune::geglu_forward_op);
+  m.impl("geglu_backward", fleetune::geglu_backward_op);
+  m.impl("row_sums", fleetune::row_sums_op);
+  m.impl("squared_norm", fleetune::squared_norm_op);
+  m.impl("adamw_", fleetune::adamw_op);
+  m.impl("adamw_rows_", fleetune::adamw_rows_op);
+}

@@ -1,0 +1,210 @@
+#include "product.h"
+
+#include <omp.h>
+
+#include <type_traits>
+
+#include "scratch.h"
+#include "simd.h"
+
+namespace fleetune {
+namespace {
+
+typedef float Vector __attribute__((vector_size(kWidth * sizeof(float)), aligned(alignof(float))));
+typedef float Four __attribute__((vector_size(16), aligned(alignof(float))));
+typedef int32_t FourInts __attribute__((vector_size(16)));
+
+constexpr int64_t kDepth = 512;      // of a block: a panel of B of this depth is read from the second-level cache
+constexpr int64_t kRowPanels = 8;    // panels of A in a task, packed into the second-level cache
+constexpr int64_t kTasksAThread = 4;  // so that no thread waits long for the last task
+
+// out[k * R + i] = line i's element k, for a multiple of four lines that are contiguous in k.
+template <int R>
+void transpose_lines(const float* data, int64_t line, int lines, int64_t depth, float* out) {
+  for (int i = 0; i < lines; i += 4) {
+    const float* s = data + i * line;
+    float* d = out + i;
+    int64_t k = 0;
+    for (; k + 4 <= depth; k += 4) {
+      const Four a = *(const Four*)(s + k), b = *(const Four*)(s + line + k);
+      const Four c = *(const Four*)(s + 2 * line + k), e = *(const Four*)(s + 3 * line + k);
+      const Four ab_low = __builtin_shuffle(a, b, FourInts{0, 4, 1, 5});
+      const Four ab_high = __builtin_shuffle(a, b, FourInts{2, 6, 3, 7});
+      const Four ce_low = __builtin_shuffle(c, e, FourInts{0, 4, 1, 5});
+      const Four ce_high = __builtin_shuffle(c, e, FourInts{2, 6, 3, 7});
+      *(Four*)(d + k * R) = __builtin_shuffle(ab_low, ce_low, FourInts{0, 1, 4, 5});
+      *(Four*)(d + (k + 1) * R) = __builtin_shuffle(ab_low, ce_low, FourInts{2, 3, 6, 7});
+      *(Four*)(d + (k + 2) * R) = __builtin_shuffle(ab_high, ce_high, FourInts{0, 1, 4, 5});
+      *(Four*)(d + (k + 3) * R) = __builtin_shuffle(ab_high, ce_high, FourInts{2, 3, 6, 7});
+    }
+    for (; k < depth; k++)
+      for (int j = 0; j < 4; j++) d[k * R + j] = s[j * line + k];
+  }
+}
+
+// Strides of the left-hand side that the compiler knows make its addresses cheap.
+enum class Layout { kPacked, kColumns, kRows };
+
+template <int ROWS, bool ADDS, Layout LAYOUT>
+void tile(int64_t depth, Left left, const float* __restrict b, float* result, int64_t result_row, const float* from,
+          int64_t from_row) {
+  const int64_t row = LAYOUT == Layout::kRows ? left.row : 1;
+  const int64_t step = LAYOUT == Layout::kPacked ? kMR : LAYOUT == Layout::kColumns ? left.step : 1;
+  const float* __restrict a = left.data;
+  Vector sums[ROWS][2];
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++) {
+    sums[i][0] = sums[i][1] = Vector{};
+    __builtin_prefetch(result + i * result_row, 1);
+    __builtin_prefetch(result + i * result_row + kWidth, 1);
+  }
+  for (int64_t k = 0; k < depth; k++, a += step, b += kNR) {
+    const Vector b0 = *(const Vector*)b, b1 = *(const Vector*)(b + kWidth);
+#pragma GCC unroll 16
+    for (int i = 0; i < ROWS; i++) {
+      const Vector x = a[i * row] - Vector{};
+      sums[i][0] += x * b0;
+      sums[i][1] += x * b1;
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < ROWS; i++) {
+    Vector* c = (Vector*)(result + i * result_row);
+    if constexpr (ADDS) {
+      const Vector* f = (const Vector*)(from + i * from_row);
+      sums[i][0] += f[0];
+      sums[i][1] += f[1];
+    }
+    c[0] = sums[i][0];
+    c[1] = sums[i][1];
+  }
+}
+
+template <int ROWS, Layout LAYOUT>
+void tile_of(int rows, int64_t depth, Left a, const float* b, float* result, int64_t result_row, const float* from,
+             int64_t from_row) {
+  if (rows < ROWS) {
+    if constexpr (ROWS > 1) tile_of<ROWS - 1, LAYOUT>(rows, depth, a, b, result, result_row, from, from_row);
+  } else if (from) {
+    tile<ROWS, true, LAYOUT>(depth, a, b, result, result_row, from, from_row);
+  } else {
+    tile<ROWS, false, LAYOUT>(depth, a, b, result, result_row, nullptr, 0);
+  }
+}
+
+// The same for a tile that ends in the middle of a panel of B: through a whole tile beside it.
+void narrow_tile(int rows, int columns, int64_t depth, Left a, const float* b, float* result, int64_t result_row,
+                 const float* from, int64_t from_row) {
+  alignas(64) float whole[kMR * kNR];
+  multiply_tile(rows, depth, a, b, whole, kNR, nullptr, 0);
+  for (int i = 0; i < rows; i++)
+    for (int j = 0; j < columns; j++)
+      result[i * result_row + j] = whole[i * kNR + j] + (from ? from[i * from_row + j] : 0.0f);
+}
+
+// How a product is cut into tasks: blocks of panels of A and of B.
+struct Tasks {
+  int64_t row_panels, column_panels, across, count;
+
+  Tasks(int64_t a_panels, int64_t b_panels, int64_t threads) : row_panels(kRowPanels), column_panels(b_panels) {
+    while (number(a_panels, b_panels) < kTasksAThread * threads && (row_panels > 2 || column_panels > 2)) {
+      int64_t& larger = row_panels > 2 ? row_panels : column_panels;
+      larger = (larger + 1) / 2;
+    }
+    across = ceil_div(b_panels, column_panels);
+    count = number(a_panels, b_panels);
+  }
+
+ private:
+  int64_t number(int64_t a_panels, int64_t b_panels) const {
+    return ceil_div(a_panels, row_panels) * ceil_div(b_panels, column_panels);
+  }
+};
+
+}  // namespace
+
+template <int R, class T>
+void pack_panel(const T* data, int64_t line, int64_t step, int width, int64_t depth, float* out) {
+  int done = 0;
+  if constexpr (std::is_same_v<T, float>) {
+    if (line == 1 && width == R) {
+      for (int64_t k = 0; k < depth; k++) std::memcpy(out + k * R, data + k * step, R * sizeof(float));
+      return;
+    }
+    if (step == 1) {
+      done = width / 4 * 4;
+      transpose_lines<R>(data, line, done, depth, out);
+    }
+  }
+  if (line == 1) {
+    for (int64_t k = 0; k < depth; k++)
+#pragma omp simd
+      for (int i = 0; i < width; i++) out[k * R + i] = to_float(data[k * step + i]);
+  } else {
+    for (int i = done; i < width; i++)
+      for (int64_t k = 0; k < depth; k++) out[k * R + i] = to_float(data[i * line + k * step]);
+  }
+  if (width < R)
+    for (int64_t k = 0; k < depth; k++) std::memset(out + k * R + width, 0, (R - width) * sizeof(float));
+}
+
+template void pack_panel<kMR, float>(const float*, int64_t, int64_t, int, int64_t, float*);
+template void pack_panel<kNR, float>(const float*, int64_t, int64_t, int, int64_t, float*);
+template void pack_panel<kMR, bf16>(const bf16*, int64_t, int64_t, int, int64_t, float*);
+template void pack_panel<kNR, bf16>(const bf16*, int64_t, int64_t, int, int64_t, float*);
+
+void multiply_tile(int rows, int64_t depth, Left a, const float* b, float* result, int64_t result_row,
+                   const float* from, int64_t from_row) {
+  if (a.row == 1 && a.step == kMR)
+    tile_of<kMR, Layout::kPacked>(rows, depth, a, b, result, result_row, from, from_row);
+  else if (a.row == 1)
+    tile_of<kMR, Layout::kColumns>(rows, depth, a, b, result, result_row, from, from_row);
+  else
+    tile_of<kMR, Layout::kRows>(rows, depth, a, b, result, result_row, from, from_row);
+}
+
+void multiply(int64_t m, int64_t n, int64_t k, Matrix<float> a, Matrix<float> b, const float* bias, float* c,
+              int64_t c_row) {
+  const int64_t a_panels = ceil_div(m, kMR), b_panels = ceil_div(n, kNR);
+  const Tasks tasks(a_panels, b_panels, omp_get_max_threads());
+  static thread_local Scratch packed_b;
+  float* const panels_b = packed_b.at_least(b_panels * kNR * k);
+#pragma omp parallel
+  {
+    static thread_local Scratch packed_a;
+    float* const panels_a = packed_a.at_least(kRowPanels * kMR * kDepth);
+#pragma omp for schedule(static)
+    for (int64_t p = 0; p < b_panels; p++)
+      pack_panel<kNR>(b.data + p * kNR * b.column, b.column, b.row, int(std::min<int64_t>(kNR, n - p * kNR)), k,
+                      panels_b + p * kNR * k);
+#pragma omp for schedule(dynamic, 1) nowait
+    for (int64_t t = 0; t < tasks.count; t++) {
+      const int64_t a_first = t / tasks.across * tasks.row_panels, b_first = t % tasks.across * tasks.column_panels;
+      const int64_t a_last = std::min(a_panels, a_first + tasks.row_panels);
+      const int64_t b_last = std::min(b_panels, b_first + tasks.column_panels);
+      for (int64_t k0 = 0; k0 < k; k0 += kDepth) {
+        const int64_t depth = std::min(kDepth, k - k0);
+        for (int64_t q = a_first; q < a_last; q++)
+          pack_panel<kMR>(a.data + q * kMR * a.row + k0 * a.column, a.row, a.column,
+                          int(std::min<int64_t>(kMR, m - q * kMR)), depth, panels_a + (q - a_first) * kMR * depth);
+        for (int64_t p = b_first; p < b_last; p++) {
+          const int columns = int(std::min<int64_t>(kNR, n - p * kNR));
+          const float* panel_b = panels_b + p * kNR * k + k0 * kNR;
+          for (int64_t q = a_first; q < a_last; q++) {
+            const int rows = int(std::min<int64_t>(kMR, m - q * kMR));
+            const Left panel_a{panels_a + (q - a_first) * kMR * depth, 1, kMR};
+            float* result = c + q * kMR * c_row + p * kNR;
+            const float* from = k0 > 0 ? result : (bias ? bias + p * kNR : nullptr);
+            const int64_t from_row = k0 > 0 ? c_row : 0;
+            if (columns == kNR)
+              multiply_tile(rows, depth, panel_a, panel_b, result, c_row, from, from_row);
+            else
+              narrow_tile(rows, columns, depth, panel_a, panel_b, result, c_row, from, from_row);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace fleetune

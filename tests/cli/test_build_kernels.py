@@ -1,0 +1,83 @@
+"""`fleetune build-kernels`, on small sources of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fleetune.cli import main
+from fleetune.kernels import build
+from tests.kernels.conftest import CountingCompiler, compiler, sources
+
+__all__ = ["compiler", "sources"]  # fixtures
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run(
+    sources: Path, tmp_path: Path, compiler: Callable[..., CountingCompiler], monkeypatch: pytest.MonkeyPatch
+) -> Run:
+    """Run the command with a compiler that counts; gives the status."""
+    monkeypatch.setattr(build, "SOURCES", sources)
+    monkeypatch.setenv("CXX", compiler().environ["CXX"])
+    return lambda *words: main.run(["build-kernels", "--cache_dir", str(tmp_path / "cache"), *words])
+
+
+def test_it_builds_and_says_what(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    lines = told.out.splitlines()
+    (made,) = (tmp_path / "cache").rglob("*.so")
+    assert lines[0].startswith("compiling the kernels")
+    assert lines[1].startswith("compiled the kernels in ")
+    names, values = zip(*(line.split(maxsplit=1) for line in lines[2:]), strict=True)
+    assert names == ("compiler", "flags", "time", "library", "OpenMP")
+    assert values[0].endswith(f"({tmp_path}/compiler.sh)")
+    assert values[1].startswith("-O3 ")
+    assert values[2].endswith(" s")
+    assert values[3].startswith(f"{made} (0.")
+    assert values[3].endswith(" MB)")
+    assert values[4].endswith(", as torch")
+
+
+def test_what_is_there_is_said_and_force_builds_again(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 0
+    capsys.readouterr()
+    assert run() == 0
+    told = capsys.readouterr().out
+    assert "time      none, it was there (--force compiles again)\n" in told
+    assert "compiling" not in told
+    assert run("--force") == 0
+    assert "compiling" in capsys.readouterr().out
+
+
+def test_a_failure_shows_the_compilers_first_errors_and_is_tried_again(
+    run: Run, sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    (sources / "other.cpp").write_text("int other() { return nothing; }\n")
+    for _ in range(2):
+        assert run() == 1
+        told = capsys.readouterr()
+        assert told.err.startswith(f"error: the kernels could not be compiled (see {tmp_path}/cache/kernels/")
+        assert "\n  other.cpp:1:22: error: 'nothing' was not declared in this scope\n" in told.err
+        assert "compiling" in told.out
+
+
+def test_no_compiler(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run() == 1
+    assert capsys.readouterr().err == (
+        "error: no C++ compiler was found (install g++, then: fleetune build-kernels)\n"
+    )  # fmt: skip
+
+
+def test_settings_of_training_are_refused(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--learning_rate", "1") == 2
+    assert "this command does not take it" in capsys.readouterr().err
