@@ -192,7 +192,8 @@ class FlatEncoder:
 
 def _by_head(x_BD: Tensor, num_heads: int) -> Tensor:
     """(B, D) as (h, B, d)."""
-    return x_BD.unflatten(1, (num_heads, -1)).transpose(0, 1)
+    x_hBd: Tensor = x_BD.unflatten(1, (num_heads, -1)).transpose(0, 1)
+    return x_hBd
 
 
 def _with_ones(x_TD: Tensor) -> Tensor:

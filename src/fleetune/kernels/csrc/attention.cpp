@@ -32,13 +32,6 @@ std::vector<Item> items_of(const Sequences& s) {
 
 int64_t padded(int64_t columns) { return ceil_div(columns, kNR) * kNR; }
 
-// Panels of a whole matrix as right-hand side: `columns` lines of `depth`.
-template <class T>
-void pack_right(const T* data, int64_t line, int64_t step, int64_t columns, int64_t depth, float* out) {
-  for (int64_t j = 0; j < columns; j += kNR)
-    pack_panel<kNR>(data + j * line, line, step, int(std::min<int64_t>(kNR, columns - j)), depth, out + j * depth);
-}
-
 // result (rows x columns, rounded up to whole panels) = or += A B, with panels of B that are `b_depth` deep, of which
 // the first `depth` lines are used.
 void multiply_packed(Left a, int64_t rows, int64_t depth, const float* b, int64_t b_depth, int64_t columns,
@@ -154,8 +147,8 @@ void forward_item(const Sequences& s, const Item& item, Heads<const T> q, Heads<
   float* result = memory.out.at_least(blocks.num_queries * width);
   float* factors = memory.factors.at_least(blocks.row);
   std::fill(factors, factors + blocks.row, 1.0f);
-  pack_right(k.at(item.k_first, item.head, s.width), k.row, 1, num_k, s.width, keys);
-  pack_right(v.at(item.k_first, item.head, s.width), 1, v.row, s.width, num_k, values);
+  pack_panels<kNR>(Lines<T>{k.at(item.k_first, item.head, s.width), k.row, 1}, num_k, s.width, keys, kNR * s.width);
+  pack_panels<kNR>(Lines<T>{v.at(item.k_first, item.head, s.width), 1, v.row}, s.width, num_k, values, kNR * num_k);
   for (int64_t q0 = 0; q0 < item.num_q; q0 += blocks.num_queries) {
     const int64_t count = std::min(blocks.num_queries, item.num_q - q0), first_row = item.q_first + q0;
     const Range block = blocks.range_of(q0, q0 + count - 1);
@@ -202,8 +195,8 @@ void backward_item(const Sequences& s, const Item& item, Heads<const T> dout, He
     std::fill(sum_dk, sum_dk + num_k * width, 0.0f);
     std::fill(sum_dv, sum_dv + num_k * width, 0.0f);
   }
-  pack_right(k_data, k.row, 1, num_k, s.width, keys);
-  pack_right(v.at(item.k_first, item.head, s.width), v.row, 1, num_k, s.width, values);
+  pack_panels<kNR>(Lines<T>{k_data, k.row, 1}, num_k, s.width, keys, kNR * s.width);
+  pack_panels<kNR>(Lines<T>{v.at(item.k_first, item.head, s.width), v.row, 1}, num_k, s.width, values, kNR * s.width);
   for (int64_t q0 = 0; q0 < item.num_q; q0 += blocks.num_queries) {
     const int64_t count = std::min(blocks.num_queries, item.num_q - q0), first_row = item.q_first + q0;
     const Range block = blocks.range_of(q0, q0 + count - 1);
@@ -235,11 +228,11 @@ void backward_item(const Sequences& s, const Item& item, Heads<const T> dout, He
         }
     }
     const Left p_transposed{scores + block.begin, 1, blocks.row}, d_transposed{dscores + block.begin, 1, blocks.row};
-    pack_right(dout_data, 1, dout.row, s.width, count, right);
+    pack_panels<kNR>(Lines<T>{dout_data, 1, dout.row}, s.width, count, right, kNR * count);
     multiply_packed(p_transposed, num_seen, count, right, count, s.width, sum_dv + block.begin * width, width, adds);
-    pack_right(q_data, 1, q.row, s.width, count, right);
+    pack_panels<kNR>(Lines<T>{q_data, 1, q.row}, s.width, count, right, kNR * count);
     multiply_packed(d_transposed, num_seen, count, right, count, s.width, sum_dk + block.begin * width, width, adds);
-    pack_right(k_data + block.begin * k.row, 1, k.row, s.width, num_seen, right);
+    pack_panels<kNR>(Lines<T>{k_data + block.begin * k.row, 1, k.row}, s.width, num_seen, right, kNR * num_seen);
     multiply_packed({dscores + block.begin, blocks.row, 1}, count, num_seen, right, num_seen, s.width, block_dq, width,
                     false);
     store_rows(block_dq, width, count, s.width, dq.at(first_row, item.head, s.width), dq.row);

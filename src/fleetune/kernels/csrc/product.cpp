@@ -16,7 +16,7 @@ typedef int32_t FourInts __attribute__((vector_size(16)));
 
 constexpr int64_t kDepth = 512;      // of a block: a panel of B of this depth is read from the second-level cache
 constexpr int64_t kRowPanels = 8;    // panels of A in a task, packed into the second-level cache
-constexpr int64_t kTasksAThread = 4;  // so that no thread waits long for the last task
+constexpr int64_t kPackedRows = 32;  // rows of B that a thread packs at once
 
 // out[k * R + i] = line i's element k, for a multiple of four lines that are contiguous in k.
 template <int R>
@@ -102,56 +102,71 @@ void narrow_tile(int rows, int columns, int64_t depth, Left a, const float* b, f
       result[i * result_row + j] = whole[i * kNR + j] + (from ? from[i * from_row + j] : 0.0f);
 }
 
-// How a product is cut into tasks: blocks of panels of A and of B.
+// How a product is cut into tasks, blocks of panels of A by panels of B, so that threads end at the same time.
 struct Tasks {
-  int64_t row_panels, column_panels, across, count;
+  int64_t row_panels = 1, column_panels = 1, across = 1, count = 1;
 
-  Tasks(int64_t a_panels, int64_t b_panels, int64_t threads) : row_panels(kRowPanels), column_panels(b_panels) {
-    while (number(a_panels, b_panels) < kTasksAThread * threads && (row_panels > 2 || column_panels > 2)) {
-      int64_t& larger = row_panels > 2 ? row_panels : column_panels;
-      larger = (larger + 1) / 2;
+  Tasks(int64_t a_panels, int64_t b_panels, int64_t threads) {
+    double least = INFINITY;
+    for (int64_t splits = 1; splits <= std::min(b_panels, 2 * threads); splits++) {
+      const int64_t columns = ceil_div(b_panels, splits);
+      for (int64_t rows = kRowPanels; rows >= 1; rows--) {
+        const int64_t number = ceil_div(a_panels, rows) * ceil_div(b_panels, columns);
+        const double longest = double(ceil_div(number, threads)) * cost(double(rows), double(columns));
+        if (longest < least * 0.995) {
+          least = longest;
+          row_panels = rows, column_panels = columns, across = ceil_div(b_panels, columns), count = number;
+        }
+      }
     }
-    across = ceil_div(b_panels, column_panels);
-    count = number(a_panels, b_panels);
   }
 
  private:
-  int64_t number(int64_t a_panels, int64_t b_panels) const {
-    return ceil_div(a_panels, row_panels) * ceil_div(b_panels, column_panels);
-  }
+  // Of a task, in tiles: their products, packing the panels of A, and fetching those of B.
+  static double cost(double rows, double columns) { return rows * columns + 0.5 * rows + 0.5 * columns; }
 };
 
 }  // namespace
 
 template <int R, class T>
-void pack_panel(const T* data, int64_t line, int64_t step, int width, int64_t depth, float* out) {
-  int done = 0;
-  if constexpr (std::is_same_v<T, float>) {
-    if (line == 1 && width == R) {
-      for (int64_t k = 0; k < depth; k++) std::memcpy(out + k * R, data + k * step, R * sizeof(float));
-      return;
-    }
-    if (step == 1) {
-      done = width / 4 * 4;
-      transpose_lines<R>(data, line, done, depth, out);
-    }
-  }
-  if (line == 1) {
-    for (int64_t k = 0; k < depth; k++)
+void pack_panels(Lines<T> from, int64_t count, int64_t depth, float* out, int64_t panel_size) {
+  if (from.line == 1) {  // across all panels for each k: memory is read in the order in which it lies
+    for (int64_t k = 0; k < depth; k++) {
+      const T* row = from.data + k * from.step;
+      int64_t i = 0;
+      for (; i + R <= count; i += R) {
+        float* to = out + i / R * panel_size + k * R;
 #pragma omp simd
-      for (int i = 0; i < width; i++) out[k * R + i] = to_float(data[k * step + i]);
-  } else {
-    for (int i = done; i < width; i++)
-      for (int64_t k = 0; k < depth; k++) out[k * R + i] = to_float(data[i * line + k * step]);
+        for (int j = 0; j < R; j++) to[j] = to_float(row[i + j]);
+      }
+      if (i < count) {
+        float* to = out + i / R * panel_size + k * R;
+        for (int j = 0; j < R; j++) to[j] = i + j < count ? to_float(row[i + j]) : 0.0f;
+      }
+    }
+    return;
   }
-  if (width < R)
-    for (int64_t k = 0; k < depth; k++) std::memset(out + k * R + width, 0, (R - width) * sizeof(float));
+  for (int64_t i = 0; i < count; i += R) {
+    const T* data = from.data + i * from.line;
+    float* panel = out + i / R * panel_size;
+    const int width = int(std::min<int64_t>(R, count - i));
+    int done = 0;
+    if constexpr (std::is_same_v<T, float>) {
+      if (from.step == 1) {
+        done = width / 4 * 4;
+        transpose_lines<R>(data, from.line, done, depth, panel);
+      }
+    }
+    for (int l = done; l < width; l++)
+      for (int64_t k = 0; k < depth; k++) panel[k * R + l] = to_float(data[l * from.line + k * from.step]);
+    if (width < R)
+      for (int64_t k = 0; k < depth; k++) std::memset(panel + k * R + width, 0, (R - width) * sizeof(float));
+  }
 }
 
-template void pack_panel<kMR, float>(const float*, int64_t, int64_t, int, int64_t, float*);
-template void pack_panel<kNR, float>(const float*, int64_t, int64_t, int, int64_t, float*);
-template void pack_panel<kMR, bf16>(const bf16*, int64_t, int64_t, int, int64_t, float*);
-template void pack_panel<kNR, bf16>(const bf16*, int64_t, int64_t, int, int64_t, float*);
+template void pack_panels<kMR, float>(Lines<float>, int64_t, int64_t, float*, int64_t);
+template void pack_panels<kNR, float>(Lines<float>, int64_t, int64_t, float*, int64_t);
+template void pack_panels<kNR, bf16>(Lines<bf16>, int64_t, int64_t, float*, int64_t);
 
 void multiply_tile(int rows, int64_t depth, Left a, const float* b, float* result, int64_t result_row,
                    const float* from, int64_t from_row) {
@@ -173,10 +188,17 @@ void multiply(int64_t m, int64_t n, int64_t k, Matrix<float> a, Matrix<float> b,
   {
     static thread_local Scratch packed_a;
     float* const panels_a = packed_a.at_least(kRowPanels * kMR * kDepth);
+    if (b.column == 1) {
 #pragma omp for schedule(static)
-    for (int64_t p = 0; p < b_panels; p++)
-      pack_panel<kNR>(b.data + p * kNR * b.column, b.column, b.row, int(std::min<int64_t>(kNR, n - p * kNR)), k,
-                      panels_b + p * kNR * k);
+      for (int64_t k0 = 0; k0 < k; k0 += kPackedRows)
+        pack_panels<kNR>(Lines<float>{b.data + k0 * b.row, 1, b.row}, n, std::min(kPackedRows, k - k0),
+                         panels_b + k0 * kNR, k * kNR);
+    } else {
+#pragma omp for schedule(static)
+      for (int64_t p = 0; p < b_panels; p++)
+        pack_panels<kNR>(Lines<float>{b.data + p * kNR * b.column, b.column, b.row}, std::min<int64_t>(kNR, n - p * kNR),
+                         k, panels_b + p * kNR * k, 0);
+    }
 #pragma omp for schedule(dynamic, 1) nowait
     for (int64_t t = 0; t < tasks.count; t++) {
       const int64_t a_first = t / tasks.across * tasks.row_panels, b_first = t % tasks.across * tasks.column_panels;
@@ -184,9 +206,8 @@ void multiply(int64_t m, int64_t n, int64_t k, Matrix<float> a, Matrix<float> b,
       const int64_t b_last = std::min(b_panels, b_first + tasks.column_panels);
       for (int64_t k0 = 0; k0 < k; k0 += kDepth) {
         const int64_t depth = std::min(kDepth, k - k0);
-        for (int64_t q = a_first; q < a_last; q++)
-          pack_panel<kMR>(a.data + q * kMR * a.row + k0 * a.column, a.row, a.column,
-                          int(std::min<int64_t>(kMR, m - q * kMR)), depth, panels_a + (q - a_first) * kMR * depth);
+        pack_panels<kMR>(Lines<float>{a.data + a_first * kMR * a.row + k0 * a.column, a.row, a.column},
+                         std::min(m, a_last * kMR) - a_first * kMR, depth, panels_a, kMR * depth);
         for (int64_t p = b_first; p < b_last; p++) {
           const int columns = int(std::min<int64_t>(kNR, n - p * kNR));
           const float* panel_b = panels_b + p * kNR * k + k0 * kNR;

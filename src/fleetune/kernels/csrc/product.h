@@ -25,10 +25,17 @@ struct Matrix {
   int64_t row, column;
 };
 
-// Panel of `width` <= R lines of `depth` elements: out[k * R + i] = line i's element k, in float32. Lines are `line`
-// elements apart, elements of a line `step`. Lines that are missing are zero.
+// Lines that are packed: element k of line i is at data[i * line + k * step].
+template <class T>
+struct Lines {
+  const T* data;
+  int64_t line, step;
+};
+
+// Packs `count` lines of `depth` elements into panels of R lines, in float32: element k of line i goes to
+// out[i / R * panel_size + k * R + i % R]. Lines that the last panel lacks are zero.
 template <int R, class T>
-void pack_panel(const T* data, int64_t line, int64_t step, int width, int64_t depth, float* out);
+void pack_panels(Lines<T> from, int64_t count, int64_t depth, float* out, int64_t panel_size);
 
 // Left-hand side of a tile: element (i, k) is at data[i * row + k * step]; one of the two strides is 1.
 struct Left {
