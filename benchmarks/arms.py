@@ -14,13 +14,12 @@ import numpy as np
 import transformers
 from numpy.typing import NDArray
 
+from benchmarks.features import feature_of
 from fleetune.data.batches import Indices
 from fleetune.model.quiet import quiet_transformers
 from fleetune.report.terminal import Terminal
 from fleetune.train.loop import train
 from fleetune.train.run import TrainingRun
-
-Feature = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,12 +30,14 @@ class Turn:
     """Wall time of each update, from the end of the one before to its own end."""
     computed_tokens: tuple[int, ...]
     """Tokens that the model computed for each update, padding included."""
-    mean_loss: float
-    """Of the turn's updates."""
+    mean_loss: float | None
+    """Of the turn's updates; None for an arm that only computes what a training would."""
+    num_flop: tuple[int, ...] | None = None
+    """Floating-point operations of each update, where the arm counts them."""
 
 
 class Arm(ABC):
-    """A trainer with its own model. It goes on where its last turn ended."""
+    """A trainer with its own model, or a part of one. It goes on where its last turn ended."""
 
     name: str
 
@@ -155,20 +156,9 @@ class TrainerArm(Arm):
             mean_loss=float(outcome.training_loss),
         )
 
-    def _feature(self, example: int) -> Feature:
-        """An example as a tokenised data set holds it, already padded if all are padded alike."""
-        table = self._run.train_table
-        begin, end = int(table.offsets[example]), int(table.offsets[example + 1])
-        assert table.labels is not None
-        padding = 0 if self._pad_to is None else self._pad_to - (end - begin)
-        feature: Feature = {
-            "input_ids": table.token_ids[begin:end].tolist() + [self._run.tokenizer.pad_token_id] * padding,
-            "attention_mask": [1] * (end - begin) + [0] * padding,
-            "label": table.labels[example].item(),
-        }
-        if table.type_ids is not None:
-            feature["token_type_ids"] = table.type_ids[begin:end].tolist() + [0] * padding
-        return feature
+    def _feature(self, example: int) -> dict[str, Any]:
+        pad_token_id = self._run.tokenizer.pad_token_id
+        return feature_of(self._run.train_table, example, pad_to=self._pad_to, pad_token_id=pad_token_id)
 
 
 def padded_tokens(lengths: NDArray[np.int64], pad_to: int | None) -> int:

@@ -33,8 +33,13 @@ def describe(name: str, options: Mapping[str, object]) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": command(name, options),
         "host": host_facts(),
-        "versions": read_versions() | {peer: importlib.metadata.version(peer) for peer in PEERS},
+        "versions": versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, of fleetune and its libraries, and of its peers."""
+    return read_versions() | {peer: importlib.metadata.version(peer) for peer in PEERS}
 
 
 def command(name: str, options: Mapping[str, object]) -> str:

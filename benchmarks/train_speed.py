@@ -2,7 +2,9 @@
 
 All trainers run in this one process and take turns of some updates, so that whatever else the machine does meets them
 alike. Each round gives every trainer the same batches and one turn, in an order that rotates; the first round warms
-up and is not counted.
+up and is not counted. Two more arms take turns: the matrix products of the same updates and nothing else, by fleetune's
+function and by torch's, which are the roofline. After the rounds a few of fleetune's updates are profiled, to see where
+their time goes.
 """
 
 from __future__ import annotations
@@ -17,9 +19,14 @@ from typing import Any
 import transformers
 
 from benchmarks.arms import Arm, FleetuneArm, TrainerArm, Turn, trainer_arguments
-from benchmarks.result_file import REPOSITORY, describe, print_result, shown_path, write_result
+from benchmarks.breakdown import breakdown_table, profile, to_json
+from benchmarks.models import DEMO, FLOAT32_SETTINGS, add_size_option, kernels_in_use, model_folder, shown_model
+from benchmarks.products import PRODUCTS, EncoderShape, ProductsArm
+from benchmarks.result_file import describe, print_result, shown_path, write_result
+from benchmarks.rotation import rotated
 from benchmarks.summary import Spread, markdown_table, paired_ratios
-from fleetune.cli.demo import MODEL_PACKAGE, packaged_model
+from benchmarks.texts import MRPC_FOLDER, SQUAD_FOLDER, squad_pairs, write_pairs
+from fleetune.cli.demo import MODEL_PACKAGE
 from fleetune.comm.ranks import Ranks
 from fleetune.config import RunConfig
 from fleetune.data.batches import Indices
@@ -32,7 +39,9 @@ from fleetune.train.run import TrainingRun
 
 DESCRIPTION = "Samples per second of fleetune's training and of transformers.Trainer, interleaved in one process."
 WARM_UP_ROUNDS = 1
-MRPC_FOLDER = REPOSITORY.parent / "shared" / "data" / "glue" / "MRPC"
+DATA_FOLDERS = {"mrpc": MRPC_FOLDER, "squad": SQUAD_FOLDER}
+MAX_SEQ_LENGTHS = {"mrpc": 128, "squad": 384}
+"""By --lengths: tokens that an example may have, and to which one arm pads."""
 REFERENCE = FleetuneArm.name
 TRAINER_SETTINGS = (
     *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "lr_scheduler_type", "optim"),
@@ -50,39 +59,66 @@ def main(words: Sequence[str] | None = None) -> None:
         run, note = prepare_run(options, Path(folder))
         arguments = trainer_arguments(run, Path(folder) / "trainer")
         result = describe("train_speed", resolved_options(options, run)) | {
-            "notes": [note],
+            "notes": [note, kernels_in_use()],
             "fleetune_config": shown_config(run, options),
             "trainer_arguments": {name: arguments.to_dict()[name] for name in TRAINER_SETTINGS},
             "warm_up_rounds": WARM_UP_ROUNDS,
         }
-        arms = [TrainerArm(run, arguments, run.config.max_seq_length), TrainerArm(run, arguments, None)]
-        result["rounds"] = measure([FleetuneArm(run), *arms], run, options.rounds, options.steps)
-    result["summary"] = summarise(result["rounds"][WARM_UP_ROUNDS:])
-    print_result([note], speed_table(result["summary"]), write_result(result, options.output))
+        fleetune = FleetuneArm(run)
+        result["rounds"] = measure([fleetune, *other_arms(run, arguments)], run, options.rounds, options.steps)
+        counted = result["rounds"][WARM_UP_ROUNDS:]
+        result |= {"summary": summarise(counted), "roofline": {arm: roofline(counted, arm) for arm in PRODUCTS}}
+        breakdown = profile(fleetune, batches_of(run, options.rounds * options.steps, options.profile_steps))
+        result["breakdown"] = to_json(breakdown)
+    tables = f"{speed_table(result['summary'])}\n\n{breakdown_table(breakdown)}"
+    notes = [note, kernels_in_use(), *(roofline_text(arm, entry) for arm, entry in result["roofline"].items())]
+    print_result(notes, tables, write_result(result, options.output))
+
+
+def other_arms(run: TrainingRun, arguments: transformers.TrainingArguments) -> list[Arm]:
+    """All that fleetune's arm is compared with."""
+    table, encoder = run.train_table, EncoderShape.of(run.classifier.hugging_face.config)
+    return [
+        TrainerArm(run, arguments, run.config.max_seq_length),
+        TrainerArm(run, arguments, None),
+        *(ProductsArm(name, encoder, table.lengths, run.plan.global_batch_size) for name in PRODUCTS),
+    ]
 
 
 def parse_options(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.train_speed", description=DESCRIPTION)
     parser.add_argument("--rounds", type=int, default=7, help="turns of each trainer; the first warms up (default: 7)")
     parser.add_argument("--steps", type=int, default=10, help="updates of a turn (default: 10)")
+    parser.add_argument("--profile_steps", type=int, default=5, help="updates that are profiled (default: 5)")
     parser.add_argument("--threads", type=int, help="threads of the process; none: one per usable core")
-    parser.add_argument("--data_dir", type=Path, help="folder of MRPC's files; none: the usual place, or the example")
-    parser.add_argument("--model", type=Path, help=f"folder of the encoder; none: that of {MODEL_PACKAGE}")
+    parser.add_argument(
+        "--lengths", choices=tuple(DATA_FOLDERS), default="mrpc",
+        help="mrpc: sentence pairs, up to 128 tokens; squad: questions with contexts, up to 384 (default: mrpc)",
+    )  # fmt: skip
+    parser.add_argument("--data_dir", type=Path, help="folder of their files; none: the usual place, or the example")
+    add_size_option(parser)
+    parser.add_argument("--model", type=Path, help=f"folder of the encoder; none: as --size says ({MODEL_PACKAGE})")
     parser.add_argument("--output", type=Path, help="file to write; none: one with the date in benchmarks/results")
     options = parser.parse_args(words)
-    if options.rounds <= WARM_UP_ROUNDS or options.steps < 1:
+    if options.rounds <= WARM_UP_ROUNDS or options.steps < 1 or options.profile_steps < 1:
         parser.error(
-            f"--rounds {options.rounds} --steps {options.steps}: 2 rounds or more of 1 step or more are needed"
+            f"--rounds {options.rounds} --steps {options.steps} --profile_steps {options.profile_steps}: 2 rounds or "
+            "more of 1 step or more are needed"
         )
-    if options.data_dir is None and MRPC_FOLDER.is_dir():
-        options.data_dir = MRPC_FOLDER
+    if options.model is not None and options.size != DEMO:
+        parser.error(f"--model excludes --size {options.size}: one model is measured")
+    if options.data_dir is None and DATA_FOLDERS[options.lengths].is_dir():
+        options.data_dir = DATA_FOLDERS[options.lengths]
+    if options.data_dir is None and options.lengths == "squad":
+        parser.error(f"--lengths squad needs files of SQuAD: there is no {SQUAD_FOLDER}, name one with --data_dir")
     return options
 
 
 def prepare_run(options: argparse.Namespace, folder: Path) -> tuple[TrainingRun, str]:
     """fleetune's run, put together by the functions of `fleetune train`, and one line on its data."""
     config = RunConfig(
-        model=str(options.model or packaged_model()),
+        model=str(options.model or model_folder(options.size, folder / "model")),
+        max_seq_length=MAX_SEQ_LENGTHS[options.lengths],
         output_dir=folder / "fleetune",
         cache_dir=folder / "cache",
         lr_scheduler_type="constant",  # see `trainer_arguments`
@@ -91,16 +127,17 @@ def prepare_run(options: argparse.Namespace, folder: Path) -> tuple[TrainingRun,
         save_strategy="no",
         report_to="none",
         threads=options.threads,
+        **FLOAT32_SETTINGS,
         **data_settings(options, folder),
     )
     run = load(config)
     whole = len(run.train_table) // run.plan.global_batch_size * run.plan.global_batch_size
     if whole < len(run.train_table):  # a smaller last batch would shift all that `Trainer` draws after it
         run = load(config.replace(max_train_samples=whole))
-    name = "MRPC" if options.data_dir else "the generated example corpus (no folder of MRPC was found or given)"
+    tokens = f"{run.train_table.num_tokens / whole:.1f} tokens on average"
     return run, (
-        f"{name}: {whole:,} training pairs of {run.train_table.num_tokens / whole:.1f} tokens on average, batches of "
-        f"{run.plan.global_batch_size}, {run.plan.threads} threads"
+        f"{shown_model(options.model, options.size)}; {data_name(options)}: {whole:,} training pairs of {tokens}, "
+        f"batches of {run.plan.global_batch_size}, {run.plan.threads} threads"
     )
 
 
@@ -113,9 +150,17 @@ def load(config: RunConfig) -> TrainingRun:
 
 
 def data_settings(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    if options.lengths == "squad":
+        return {"train_file": write_pairs(folder / "data" / "train.csv", squad_pairs(options.data_dir))}
     if options.data_dir:
         return {"task": "mrpc", "data_dir": options.data_dir}
     return {"train_file": write_demo_corpus(folder / "data").train}
+
+
+def data_name(options: argparse.Namespace) -> str:
+    if options.lengths == "squad":
+        return "SQuAD's questions with their contexts, made-up labels"
+    return "MRPC" if options.data_dir else "the generated example corpus (no folder of MRPC was found or given)"
 
 
 def resolved_options(options: argparse.Namespace, run: TrainingRun) -> dict[str, object]:
@@ -123,8 +168,11 @@ def resolved_options(options: argparse.Namespace, run: TrainingRun) -> dict[str,
     return {
         "rounds": options.rounds,
         "steps": options.steps,
+        "profile_steps": options.profile_steps,
         "threads": run.plan.threads,
+        "lengths": options.lengths,
         "data_dir": shown_path(options.data_dir) if options.data_dir else None,
+        "size": options.size if options.model is None else None,
         "model": shown_path(options.model) if options.model else None,
     }
 
@@ -134,7 +182,7 @@ def shown_config(run: TrainingRun, options: argparse.Namespace) -> dict[str, Any
     config = run.config.to_dict()
     for name in ("output_dir", "cache_dir", "train_file"):
         del config[name]
-    config["model"] = shown_path(options.model) if options.model else MODEL_PACKAGE
+    config["model"] = shown_model(options.model, options.size)
     config["data_dir"] = shown_path(options.data_dir) if options.data_dir else None
     return config
 
@@ -143,7 +191,7 @@ def measure(arms: Sequence[Arm], run: TrainingRun, num_rounds: int, num_steps: i
     """Raw samples of every round: its batches, and what each arm did with them."""
     rounds = []
     for i in range(num_rounds):
-        batches = [run.batches.examples_of(step) for step in range(i * num_steps, (i + 1) * num_steps)]
+        batches = batches_of(run, i * num_steps, num_steps)
         turns = {arm.name: arm.take(batches) for arm in rotated(arms, i)}
         rounds.append(raw_round(batches, run, turns))
         told = ", ".join(f"{name} {sum(turn.seconds):.1f} s" for name, turn in turns.items())
@@ -151,10 +199,9 @@ def measure(arms: Sequence[Arm], run: TrainingRun, num_rounds: int, num_steps: i
     return rounds
 
 
-def rotated(arms: Sequence[Arm], by: int) -> list[Arm]:
-    """The arms in the order of a round: each is first, second and last equally often."""
-    first = by % len(arms)
-    return [*arms[first:], *arms[:first]]
+def batches_of(run: TrainingRun, first_step: int, num_steps: int) -> list[Indices]:
+    """The batches of consecutive updates of fleetune's run."""
+    return [run.batches.examples_of(step) for step in range(first_step, first_step + num_steps)]
 
 
 def raw_round(batches: Sequence[Indices], run: TrainingRun, turns: Mapping[str, Turn]) -> dict[str, Any]:
@@ -196,6 +243,28 @@ def summary_of(rounds: Sequence[Mapping[str, Any]], arm: str, reference: Sequenc
     }
 
 
+def roofline(rounds: Sequence[Mapping[str, Any]], arm: str) -> dict[str, Any]:
+    """Share of fleetune's time that the matrix products alone need, taken within each round, and their speed.
+
+    Args:
+        rounds: The counted rounds.
+        arm: Name of the arm that does the products.
+    """
+    shares = paired_ratios(turn_seconds(rounds, arm), turn_seconds(rounds, REFERENCE))
+    num_flop = [sum(r["arms"][arm]["num_flop"]) for r in rounds]
+    speeds = [1e-9 * speed for speed in paired_ratios(num_flop, turn_seconds(rounds, arm))]
+    return {
+        "share": dataclasses.asdict(Spread.of(shares)),
+        "share_by_round": shares,
+        "gflop_per_s": dataclasses.asdict(Spread.of(speeds)),
+    }
+
+
+def roofline_text(arm: str, entry: Mapping[str, Any]) -> str:
+    share, speed = Spread(**entry["share"]), Spread(**entry["gflop_per_s"])
+    return f"roofline: {arm} alone take {share.text(2)} of fleetune's time, at {speed.text(0)} GFLOP/s"
+
+
 def turn_seconds(rounds: Sequence[Mapping[str, Any]], arm: str) -> list[float]:
     return [sum(r["arms"][arm]["seconds"]) for r in rounds]
 
@@ -214,8 +283,13 @@ def speed_row(name: str, entry: Mapping[str, Any]) -> list[str]:
         Spread(**entry["tokens_per_s"]).text(0),
         f"{1e3 * entry['update_s']['median']:,.0f}",
         "" if name == REFERENCE else Spread(**entry["fleetune_speedup"]).text(2),
-        f"{entry['mean_loss_of_first_round']:.3f} to {entry['mean_loss_of_last_round']:.3f}",
+        losses_text(entry["mean_loss_of_first_round"], entry["mean_loss_of_last_round"]),
     ]
+
+
+def losses_text(first: float | None, last: float | None) -> str:
+    """Empty for an arm that trains nothing."""
+    return "" if first is None or last is None else f"{first:.3f} to {last:.3f}"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,32 @@
+"""Examples as a tokenised data set of Hugging Face holds them, from fleetune's token tables: the peers' input."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fleetune.data.tokens import TokenTable
+
+Feature = dict[str, Any]
+
+
+def feature_of(table: TokenTable, example: int, *, pad_to: int | None = None, pad_token_id: int = 0) -> Feature:
+    """One labelled example, already padded if all are to be padded alike.
+
+    Args:
+        table: A labelled split.
+        example: Index in it.
+        pad_to: Tokens after padding; None: none are added.
+        pad_token_id: The tokenizer's.
+    """
+    assert table.labels is not None
+    begin, end = int(table.offsets[example]), int(table.offsets[example + 1])
+    padding = 0 if pad_to is None else pad_to - (end - begin)
+    feature: Feature = {
+        "input_ids": table.token_ids[begin:end].tolist() + [pad_token_id] * padding,
+        "attention_mask": [1] * (end - begin) + [0] * padding,
+        "label": table.labels[example].item(),
+    }
+    if table.type_ids is not None:
+        feature["token_type_ids"] = table.type_ids[begin:end].tolist() + [0] * padding
+    return feature

@@ -1,0 +1,86 @@
+"""The texts that are measured on: MRPC, SQuAD's questions with their contexts, or the generated example corpus."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from benchmarks.result_file import REPOSITORY
+from fleetune.data.demo import Pair, paraphrase_pairs
+
+Lengths = Literal["mrpc", "squad"]
+
+MRPC_FOLDER = REPOSITORY.parent / "shared" / "data" / "glue" / "MRPC"
+SQUAD_FOLDER = REPOSITORY.parent / "shared" / "data" / "squad"
+LABELS = ("not_equivalent", "equivalent")
+"""Of all pairs written here, in the order of their ids; the first name in the alphabet is not the first id."""
+MADE_UP_SEED = 42
+NUM_EXAMPLE_PAIRS = 2_000
+"""Pairs of the example corpus where MRPC is not to be had."""
+
+
+def mrpc_pairs(path: Path) -> list[Pair]:
+    """The pairs of one of MRPC's files in GLUE's layout; pairs of the test file have an empty label."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    labels = [LABELS[int(row["Quality"])] if "Quality" in row else "" for row in rows]
+    return [
+        Pair(sentence1=row["#1 String"], sentence2=row["#2 String"], label=label)
+        for row, label in zip(rows, labels, strict=True)
+    ]
+
+
+def example_pairs(count: int = NUM_EXAMPLE_PAIRS) -> list[Pair]:
+    """Pairs of the generated example corpus, under MRPC's labels."""
+    names = {"paraphrase": LABELS[1], "not_paraphrase": LABELS[0]}
+    return [dataclasses.replace(pair, label=names[pair.label]) for pair in paraphrase_pairs(count, MADE_UP_SEED)]
+
+
+def training_pairs(mrpc_folder: Path | None) -> list[Pair]:
+    """MRPC's training pairs, or the example corpus where there is no folder of MRPC."""
+    return example_pairs() if mrpc_folder is None else mrpc_pairs(mrpc_folder / "train.tsv")
+
+
+def squad_pairs(folder: Path) -> list[Pair]:
+    """Every question of SQuAD files with its context, in a fixed mixed order and with made-up labels.
+
+    Only their lengths matter: a pair of question and context is what a span task gives the encoder. They lie mixed
+    because the questions of a context stand together in the files.
+
+    Raises:
+        FileNotFoundError: The folder holds no file in SQuAD's layout.
+    """
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise FileNotFoundError(f"{folder}: there are no files of SQuAD (*.json)")
+    draw = random.Random(MADE_UP_SEED)
+    pairs = [
+        Pair(sentence1=question, sentence2=context, label=draw.choice(LABELS))
+        for path in files
+        for question, context in questions_of(path)
+    ]
+    draw.shuffle(pairs)
+    return pairs
+
+
+def questions_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Questions and their contexts of one file in SQuAD's layout."""
+    for article in json.loads(path.read_text(encoding="utf-8"))["data"]:
+        for paragraph in article["paragraphs"]:
+            for question in paragraph["qas"]:
+                yield question["question"], paragraph["context"]
+
+
+def write_pairs(path: Path, pairs: Sequence[Pair]) -> Path:
+    """Write a CSV file that `fleetune train` takes as a task of one's own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(field.name for field in dataclasses.fields(Pair))
+        writer.writerows(dataclasses.astuple(pair) for pair in pairs)
+    return path
