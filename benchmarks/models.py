@@ -27,7 +27,7 @@ SEED = 42
 
 # ---- INTEGRATION: settings that hold fleetune to float32, as its peers compute. Once `RunConfig` has `bf16` (its
 # "auto" may choose bfloat16 on CPUs with units for it), this reads {"bf16": "false"}.
-FLOAT32_SETTINGS: Mapping[str, Any] = {}
+FLOAT32_SETTINGS: Mapping[str, Any] = {"bf16": "false"}
 # ----
 
 

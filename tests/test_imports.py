@@ -32,7 +32,7 @@ BELOW: dict[str, set[str]] = {
     "comm": {"errors", "hardware", "cluster"},
     "data": {"errors", "files", "config", "hardware", "comm", "report"},
     "kernels": {"errors", "files", "config", "hardware"},
-    "model": {"errors", "files", "config", "hardware", "data", "kernels"},
+    "model": {"errors", "files", "config", "hardware", "comm", "data", "kernels"},
     "evaluate": {"errors", "files", "config", "hardware", "report", "cluster", "comm", "data", "kernels", "model"},
     "train": {
         *("errors", "files", "config", "hardware", "report", "cluster", "comm", "data", "kernels", "model"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -9,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from fleetune.data.batches import PackedBatch
+from fleetune.kernels import linear as linear_module
+from fleetune.kernels.linear import joined, lies_together
 from fleetune.model.families import FAMILIES, find_family
 from fleetune.model.flat import FlatClassifier
 from fleetune.model.padded import PaddedClassifier
@@ -170,10 +174,17 @@ def test_an_unknown_architecture_has_no_family() -> None:
     assert find_family(transformers.AlbertForSequenceClassification(config)) is None
 
 
-def test_dropout_is_drawn_in_training_only() -> None:
-    options = {**SMALL, "hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5}
+def with_dropout(**changes: object) -> FlatClassifier:
+    options = {**SMALL, "hidden_dropout_prob": 0.4, "attention_probs_dropout_prob": 0.3, **changes}
+    torch.manual_seed(0)
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**options))
-    flat, batch = FlatClassifier(model, FAMILIES["bert"]), make_batch(LENGTHS, 2)
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    return FlatClassifier(model, FAMILIES["bert"])
+
+
+def test_dropout_is_drawn_in_training_only() -> None:
+    flat, batch = with_dropout(), make_batch(LENGTHS, 2)
     flat.eval()
     assert torch.equal(flat(batch), flat(batch))
     flat.train()
@@ -182,3 +193,129 @@ def test_dropout_is_drawn_in_training_only() -> None:
     assert not torch.equal(first, flat(batch))
     torch.manual_seed(3)
     assert torch.equal(first, flat(batch))
+
+
+def test_dropout_is_a_function_of_seed_step_and_example_alone() -> None:
+    """Whoever computes an example, in whatever company, drops the same elements."""
+    flat, batch = with_dropout().train(), make_batch(LENGTHS, 2)
+    flat.begin_micro_batch(5, 17, micro_batch=0, rank=0)
+    together = flat(batch)
+    starts = batch.first_token.tolist()
+    for i in reversed(range(len(LENGTHS))):
+        span = slice(starts[i], starts[i] + LENGTHS[i])
+        alone = PackedBatch(
+            token_ids=batch.token_ids[span], type_ids=batch.type_ids[span], position_ids=batch.position_ids[span],
+            lengths=(LENGTHS[i],), labels=None, example_ids=batch.example_ids[i : i + 1],
+        )  # fmt: skip
+        flat.begin_micro_batch(5, 17, micro_batch=3, rank=2)
+        torch.testing.assert_close(flat(alone)[0], together[i], rtol=1e-5, atol=1e-6)
+    for seed, step in ((5, 18), (6, 17)):
+        flat.begin_micro_batch(seed, step, micro_batch=0, rank=0)
+        assert not torch.equal(flat(batch), together)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("biases", [True, False])
+def test_the_last_layer_for_first_tokens_is_the_last_layer(training: bool, biases: bool) -> None:
+    """The shorter way to the first tokens gives what the whole layer gives, with its gradients and its dropout."""
+    flat = with_dropout().train(training)
+    encoder = flat._encoder
+    if not biases:
+        for layer in encoder._parts.layers:
+            for part in (layer.query, layer.key, layer.value):
+                part.bias = None
+    batch = make_batch(LENGTHS, 2)
+    draws = flat._draws(batch)
+    found, expected = encoder.first_tokens(batch, draws), encoder.tokens(batch, draws)[batch.first_token]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    gradients = []
+    for out in (found, expected):
+        flat.zero_grad()
+        out.square().sum().backward()
+        gradients.append({n: p.grad.clone() for n, p in flat.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[1].items():
+        torch.testing.assert_close(
+            gradients[0][name], gradient, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_products_of_a_step_are_those_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Per layer one product for query, key and value, three more, and two gradients each; none for what is frozen."""
+    calls: list[tuple[int, int]] = []
+    plain = linear_module.product
+
+    def counted(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+        calls.append((a.shape[0] * a.shape[1], b.shape[1]))
+        return plain(a, b, bias)
+
+    monkeypatch.setattr(linear_module, "product", counted)
+    flat, batch = with_dropout().train(), make_batch(LENGTHS, 2)
+    flat(batch).sum().backward()
+    whole_layers, last = 2, 1
+    assert len(calls) == 3 * (4 * whole_layers + 4 * last)
+    calls.clear()
+    for parameter in flat.model.bert.embeddings.parameters():
+        parameter.requires_grad_(False)
+    for parameter in flat.model.bert.encoder.layer[0].parameters():
+        parameter.requires_grad_(False)
+    flat(batch).sum().backward()
+    forward, input_gradients, weight_gradients = 12, 3 + 4, 8  # layer 2's query, key and value need no input gradient
+    assert len(calls) == forward + input_gradients + weight_gradients
+
+
+def test_query_key_and_value_lie_together_and_stay_the_models_own(tmp_path: Path) -> None:
+    flat = with_dropout()
+    attention = flat.model.bert.encoder.layer[0].attention.self
+    weights = [attention.query.weight, attention.key.weight, attention.value.weight]
+    assert lies_together(weights)
+    assert joined(weights).data_ptr() == weights[0].data_ptr()
+    before = {k: v.clone() for k, v in flat.model.state_dict().items()}
+    flat.model.save_pretrained(tmp_path)
+    again = transformers.BertForSequenceClassification.from_pretrained(tmp_path).state_dict()
+    assert again.keys() == before.keys()
+    assert all(torch.equal(again[k], v) for k, v in before.items())
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert"])
+def test_bfloat16_is_near_float32(name: str) -> None:
+    """Within a few roundings of 2^-8; parameters and their gradients stay float32."""
+    torch.manual_seed(0)
+    model = MODELS[name]().train()
+    flat, batch = FlatClassifier(model, find_family(model)), make_batch((30, 17, 5), num_types(model))
+    exact = flat(batch)
+    exact_gradients = gradients(model, exact, batch)
+    flat.compute_in(torch.bfloat16)
+    rounded = flat(batch)
+    assert rounded.dtype == torch.float32
+    assert not torch.equal(rounded, exact)
+    torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.02)
+    for key, gradient in gradients(model, rounded, batch).items():
+        assert gradient.dtype == torch.float32
+        near = (gradient - exact_gradients[key]).norm() / (exact_gradients[key].norm() + 1e-4)
+        assert near < 0.08, (key, near)
+
+
+def test_recomputing_layers_in_backward_keeps_less_and_changes_nothing() -> None:
+    flat, batch = with_dropout().train(), make_batch(LENGTHS, 2)
+
+    def run() -> tuple[int, dict[str, Tensor]]:
+        kept = 0
+
+        def count(x: Tensor) -> Tensor:
+            nonlocal kept
+            kept += x.numel()
+            return x
+
+        flat.zero_grad()
+        flat.begin_micro_batch(1, 2, micro_batch=0, rank=0)
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+            loss = flat(batch).square().sum()
+        loss.backward()
+        return kept, {n: p.grad.clone() for n, p in flat.named_parameters()}
+
+    kept, expected = run()
+    flat.model.activation_checkpointing_enable()
+    kept_less, found = run()
+    assert kept_less < kept / 2
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())

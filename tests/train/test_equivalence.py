@@ -1,6 +1,6 @@
-"""However a global batch is shared out over processes and micro-batches, the same model is trained.
+"""However a global batch is shared out over processes and micro-batches, the same model is trained, dropout on.
 
-Tolerances: with dropout 0, float32 sums in another order; see docs/numerics.md.
+Tolerances: float32 sums in another order; see docs/numerics.md.
 """
 
 from __future__ import annotations
@@ -27,15 +27,28 @@ def weights_of(output: Path) -> dict[str, np.ndarray]:
     return load_file(output / "model.safetensors")
 
 
-def test_n_processes_equal_one(train: Train) -> None:
+@pytest.mark.parametrize("has_dropout", [False, True])
+def test_n_processes_equal_one(
+    train: Train, tiny_model: Path, tiny_model_with_dropout: Path, has_dropout: bool
+) -> None:
     """90 examples in batches of 32: the last global batch of 26 leaves ranks with unequal shares."""
-    one = train("one", per_device_train_batch_size=32)
+    model = tiny_model_with_dropout if has_dropout else tiny_model
+    one = train("one", model=model, per_device_train_batch_size=32)
     assert len(losses_of(one)) == 6
     for name, settings in SPLITS.items():
-        other = train(name, **settings)
+        other = train(name, model=model, **settings)
         np.testing.assert_allclose(losses_of(other), losses_of(one), rtol=2e-5, err_msg=name)
         for key, expected in weights_of(one).items():
             np.testing.assert_allclose(weights_of(other)[key], expected, rtol=1e-3, atol=2e-5, err_msg=f"{name}: {key}")
+
+
+def test_dropout_is_drawn_anew_in_every_step_and_for_every_seed(train: Train, tiny_model_with_dropout: Path) -> None:
+    """At a learning rate of nothing the losses of the same batch differ by dropout alone."""
+    still = {"model": tiny_model_with_dropout, "learning_rate": 1e-12, "max_train_samples": 32, "num_train_epochs": 3,
+             "per_device_train_batch_size": 32}  # fmt: skip
+    first, second, third = losses_of(train("one", **still))
+    assert len({first, second, third}) == 3
+    assert losses_of(train("other", seed=7, **still))[0] != first
 
 
 def test_more_ranks_than_examples_in_the_last_batch(train: Train, tmp_path: Path) -> None:

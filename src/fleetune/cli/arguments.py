@@ -66,7 +66,7 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], kin
     aliases = [alias for alias, name in ALIASES.items() if name == field.name]
     options: dict[str, Any] = {"metavar": "|".join(choices(kind)) or _METAVARS.get(value_type(kind), "VALUE")}
     if is_boolean(kind):
-        options = {"metavar": "true|false", "nargs": "?", "const": "true"}
+        options = {"metavar": "|".join(choices(kind)) or "true|false", "nargs": "?", "const": "true"}
     if field.name == "resume_from_checkpoint":
         options |= {"nargs": "?", "const": "auto"}
     shown = f"--{field.name}"

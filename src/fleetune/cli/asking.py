@@ -27,7 +27,7 @@ READING = frozenset({
 """Settings of the run that also hold for new data."""
 
 RUNNING = frozenset({
-    "overwrite_cache", "model_revision", "per_device_eval_batch_size", "processes", "threads", "ddp_timeout"
+    "overwrite_cache", "model_revision", "per_device_eval_batch_size", "bf16", "processes", "threads", "ddp_timeout"
 })  # fmt: skip
 EVALUATING = SOURCE | READING | RUNNING | {"max_eval_samples"}
 PREDICTING = READING - {"label_column_name", "problem_type"} | RUNNING | {"max_predict_samples"}

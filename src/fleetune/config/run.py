@@ -74,6 +74,7 @@ class RunConfig:
     adam_beta2: float = setting(0.999, "training", "AdamW's decay of the second moment", at_least=0, below=1)
     adam_epsilon: float = setting(1e-8, "training", "AdamW's epsilon", above=0)
     max_grad_norm: float = setting(1.0, "training", "gradients are scaled down to this global norm; 0 turns it off", at_least=0)
+    bf16: Literal["false", "true", "auto"] = setting("false", "training", "compute in bfloat16 with float32 master weights; auto: where the CPU has units for it and a short probe finds it faster")
     seed: int = setting(42, "training", "decides the order of the data, the dropout and the new head's weights", at_least=0)
 
     do_eval: bool = setting(True, "evaluation", "evaluate during and after training")

@@ -64,8 +64,8 @@ def value_type(kind: Any) -> Any:
 
 
 def is_boolean(kind: Any) -> bool:
-    """Whether a field takes yes or no, so that its flag may stand without a value."""
-    return value_type(kind) is bool
+    """Whether a field takes true or false, maybe among other words, so that its flag may stand without a value."""
+    return value_type(kind) is bool or "true" in choices(kind)
 
 
 def _without_none(kind: Any) -> tuple[bool, Any]:
@@ -123,9 +123,11 @@ def _to_path(value: Any, kind: Any) -> Path:
 
 def _to_choice(value: Any, kind: Any) -> str:
     words = get_args(kind)
-    word = (
-        {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
-    )  # YAML reads `no` as false
+    word = value
+    if "true" in words:
+        word = str(value).lower()
+    elif isinstance(value, bool):  # YAML reads `no` as false
+        word = "yes" if value else "no"
     if word not in words:
         raise BadValue(f"one of {', '.join(words)} is expected" + nearest(str(word), words))
     return str(word)

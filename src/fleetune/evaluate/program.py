@@ -29,6 +29,7 @@ from fleetune.model.load import (
     load_tokenizer,
     with_model_labels,
 )
+from fleetune.model.precision import agreed_precision
 from fleetune.report.record import read_record
 from fleetune.report.terminal import Terminal, open_terminal
 
@@ -146,6 +147,8 @@ def open_model(config: RunConfig, ranks: Ranks, terminal: Terminal) -> FinishedM
     classifier = load_classifier(config, model_config, task, tokenizer.pad_token_id or 0)
     if classifier.notices and any("head" in n or "classifier" in n for n in classifier.notices):
         raise ConfigError(f"{config.model}: the model has no trained head for these labels ({classifier.notices[0]})")
+    for notice in agreed_precision(config, classifier, ranks).notices:
+        terminal.say(notice)
     return FinishedModel(
         config=config, task=task, tokenizer=tokenizer, classifier=classifier, ranks=ranks, terminal=terminal
     )

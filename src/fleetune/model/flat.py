@@ -99,7 +99,7 @@ class FlatEncoder:
 
     def __init__(self, backbone: Any, family: Family, dtype: torch.dtype = torch.float32) -> None:
         self._parts = EncoderParts.of(backbone, family)
-        self._dtype = dtype
+        self.dtype = dtype
 
     @property
     def num_layers(self) -> int:
@@ -142,7 +142,7 @@ class FlatEncoder:
             lookups.append((tables.token_type_embeddings, types))
         lookups.append((tables.position_embeddings, batch.position_ids + parts.position_offset))
         dropout = draws.at(0, Site.EMBEDDINGS, parts.hidden_dropout)
-        x_TD = embed(lookups, tables.LayerNorm, dropout, self._dtype)
+        x_TD = embed(lookups, tables.LayerNorm, dropout, self.dtype)
         return x_TD if parts.projection is None else linear(x_TD, parts.projection)
 
     def _layer(self, number: int, x_TD: Tensor, *, sequences: Sequences, draws: AnyDraws) -> Tensor:
@@ -218,15 +218,20 @@ class FlatClassifier(nn.Module):
     Args:
         model: The model; its parameters are shared, not copied.
         family: The row of the table that describes it.
-        dtype: See `FlatEncoder`. The head computes in float32.
+
+    The encoder computes in float32 unless `compute_in` says otherwise; the head always does.
     """
 
-    def __init__(self, model: Any, family: Family, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: Any, family: Family) -> None:
         super().__init__()
         self.model = model
         self._family = family
-        self._encoder = FlatEncoder(part(model, family.backbone), family, dtype)
+        self._encoder = FlatEncoder(part(model, family.backbone), family)
         self._step: tuple[int, int] | None = None
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Change what the encoder computes in."""
+        self._encoder.dtype = dtype
 
     @property
     def word_embeddings(self) -> nn.Embedding:

@@ -24,6 +24,11 @@ class PaddedClassifier(nn.Module):
         super().__init__()
         self.model = model
         self._pad_token_id = pad_token_id
+        self._dtype = torch.float32
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        """Change what the model's products compute in; torch's autocast decides about the rest."""
+        self._dtype = dtype
 
     def begin_micro_batch(self, seed: int, step: int, *, micro_batch: int, rank: int) -> None:
         """Make the random numbers of a micro-batch a function of its place in the run: resuming needs no state."""
@@ -38,8 +43,9 @@ class PaddedClassifier(nn.Module):
         inputs["attention_mask"] = self._padded(torch.ones_like(batch.token_ids), batch.lengths, 0)
         if batch.type_ids is not None:
             inputs["token_type_ids"] = self._padded(batch.type_ids, batch.lengths, 0)
-        logits: Tensor = self.model(**inputs).logits
-        return logits
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._dtype == torch.bfloat16):
+            logits: Tensor = self.model(**inputs).logits
+        return logits.float()
 
     def _placeholder(self) -> Tensor:
         """No logits, still joined to every parameter: backward gives zeros, which DDP waits for on each rank."""

@@ -33,7 +33,15 @@ NEUTRAL_SETTINGS = frozenset({
 })  # fmt: skip
 """Settings that may change when a run goes on: they do not touch the weights, or do so through `PLAN_NUMBERS`."""
 
-PLAN_NUMBERS = ("global_batch_size", "learning_rate", "lr_scheduler", "warmup_steps", "total_steps", "num_examples")
+PLAN_NUMBERS = (
+    "dtype",
+    "global_batch_size",
+    "learning_rate",
+    "lr_scheduler",
+    "warmup_steps",
+    "total_steps",
+    "num_examples",
+)
 """Numbers of the plan that must be equal for a run to go on."""
 
 

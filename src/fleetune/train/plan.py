@@ -41,6 +41,8 @@ class TrainPlan:
     """Peak learning rate after scaling."""
     unpadded: bool
     """Whether the model runs through the flat forward."""
+    dtype: str
+    """What layers compute in: float32 or bfloat16."""
 
     @property
     def global_batch_size(self) -> int:
@@ -79,6 +81,7 @@ class TrainPlan:
             f"learning rate  {rate}, {warmup}",
             f"steps          {self.total_steps:,} ({self.epochs:.3g} {'epoch' if self.epochs == 1 else 'epochs'} of "
             f"{self.steps_per_epoch:,})",
+            f"arithmetic     {self.dtype}" + (", float32 master weights" if self.dtype != "float32" else ""),
             f"batches        {'flat, no padding' if self.unpadded else 'padded to the longest: the slower way'}",
         ]
 
@@ -88,7 +91,15 @@ def _counted(count: int, one: str, many: str) -> str:
 
 
 def make_plan(
-    config: RunConfig, *, processes: int, threads: int, num_examples: int, num_tokens: int, longest: int, unpadded: bool
+    config: RunConfig,
+    *,
+    processes: int,
+    threads: int,
+    num_examples: int,
+    num_tokens: int,
+    longest: int,
+    unpadded: bool,
+    dtype: str,
 ) -> TrainPlan:
     """Resolve a run's settings against its data and its processes."""
     global_batch = processes * config.per_device_train_batch_size * config.gradient_accumulation_steps
@@ -111,6 +122,7 @@ def make_plan(
         scale_lr=config.scale_lr,
         learning_rate=config.learning_rate * _LR_SCALES[config.scale_lr](processes),
         unpadded=unpadded,
+        dtype=dtype,
     )
 
 

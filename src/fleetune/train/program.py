@@ -29,6 +29,7 @@ from fleetune.model.load import (
     load_tokenizer,
     with_model_labels,
 )
+from fleetune.model.precision import agreed_precision
 from fleetune.report.record import RunRecord, read_record
 from fleetune.report.terminal import Terminal, open_terminal
 from fleetune.train.checks import check_before_start
@@ -118,12 +119,14 @@ def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, te
         classifier = load_classifier(config, model_config, data.task, tokenizer.pad_token_id or 0)
     tables = {name: with_model_labels(table, classifier) for name, table in data.splits.items()}
     train_table = tables["train"]
+    precision = agreed_precision(config, classifier, ranks)
     plan = make_plan(
         config, processes=ranks.world_size, threads=threads, num_examples=len(train_table),
         num_tokens=train_table.num_tokens, longest=int(train_table.lengths.max()), unpadded=classifier.unpadded,
+        dtype=precision.dtype,
     )  # fmt: skip
     check_best_metric(config, data.task)
-    record.notices += [*data.notices, *classifier.notices]
+    record.notices += [*data.notices, *classifier.notices, *precision.notices]
     for notice in record.notices:
         terminal.say(notice)
     record.plan, record.task = plan.to_dict(), dataclasses.asdict(data.task)

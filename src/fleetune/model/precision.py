@@ -1,0 +1,95 @@
+"""Which arithmetic a model computes in: float32, or bfloat16 where it is wanted and worth it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fleetune.comm.ranks import Ranks
+from fleetune.config import RunConfig
+from fleetune.hardware.host import read_host
+from fleetune.kernels.linear import product
+from fleetune.model.load import Classifier
+
+BF16_UNITS = ("amx_bf16", "avx512_bf16", "bf16")
+"""Instruction sets that multiply bfloat16 numbers, as /proc/cpuinfo spells them; the last one is Arm's."""
+_PROBE_S = 0.4
+"""Time that the probe gives to each of the two, at least one round of products."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """What was decided."""
+
+    dtype: str
+    """float32 or bfloat16."""
+    notices: tuple[str, ...] = ()
+
+
+def agreed_precision(config: RunConfig, classifier: Classifier, ranks: Ranks) -> Precision:
+    """Decide on the first rank, for all, and set the model up accordingly."""
+    told: dict[str, Any] = ranks.on_first(lambda: vars(choose_precision(config.bf16, read_host().isa, classifier)))
+    precision = Precision(dtype=told["dtype"], notices=tuple(told["notices"]))
+    classifier.module.compute_in(torch.bfloat16 if precision.dtype == "bfloat16" else torch.float32)
+    return precision
+
+
+def choose_precision(wish: str, isa: tuple[str, ...], classifier: Classifier) -> Precision:
+    """Float32 or bfloat16.
+
+    Args:
+        wish: The setting: false, true or auto.
+        isa: Instruction sets of the CPU.
+        classifier: Whose layers the probe measures.
+    """
+    units = [unit for unit in BF16_UNITS if unit in isa]
+    if wish == "true" and not units:
+        return Precision(dtype="bfloat16", notices=(
+            f"--bf16 true: this CPU has no bfloat16 units ({', '.join(BF16_UNITS)}): it is emulated, and slower than "
+            "float32",
+        ))  # fmt: skip
+    if wish == "true":
+        return Precision(dtype="bfloat16")
+    if wish == "false":
+        return Precision(dtype="float32")
+    if not units:
+        return Precision(dtype="float32", notices=("--bf16 auto: float32, the CPU has no bfloat16 units",))
+    ratio = probe(classifier.hugging_face)
+    faster = ratio > 1.0
+    compared = f"{ratio:.2f} times as fast as in float32" if faster else f"{1 / ratio:.2f} times as slow as in float32"
+    dtype = "bfloat16" if faster else "float32"
+    notice = f"--bf16 auto: {dtype}, the layers' products are {compared} in bfloat16 ({units[0]})"
+    return Precision(dtype=dtype, notices=(notice,))
+
+
+def probe(model: nn.Module, num_tokens: int = 1024) -> float:
+    """How many times as fast bfloat16 is for the products of a layer, forward and backward.
+
+    Args:
+        model: Its linear layers give the shapes.
+        num_tokens: Rows of the products.
+    """
+    shapes = sorted({tuple(m.weight.shape) for m in model.modules() if isinstance(m, nn.Linear)}, reverse=True)[:4]
+    operands = [(torch.randn(num_tokens, i), torch.randn(o, i), torch.randn(num_tokens, o)) for o, i in shapes]
+    seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
+    began = time.perf_counter()
+    while time.perf_counter() - began < 2 * _PROBE_S or float("inf") in seconds.values():
+        for dtype in seconds:  # in turns, so that whatever else the machine does meets both
+            inputs = [(x.to(dtype), weight, dy.to(dtype)) for x, weight, dy in operands]
+            start = time.perf_counter()
+            for x, weight, dy in inputs:
+                _round(x, weight, dy)
+            seconds[dtype] = min(seconds[dtype], time.perf_counter() - start)
+    return seconds[torch.float32] / seconds[torch.bfloat16]
+
+
+def _round(x_RI: Tensor, weight_OI: Tensor, dy_RO: Tensor) -> None:
+    """The three products of a linear layer, with the rounding of its float32 weights."""
+    weight_OI = weight_OI.to(x_RI.dtype)
+    product(x_RI, weight_OI.t())
+    product(dy_RO, weight_OI)
+    product(dy_RO.t(), x_RI)
