@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["RunConfig", "__version__", "finetune"]
+__all__ = ["RunConfig", "__version__", "finetune", "optimize"]
 
 if TYPE_CHECKING:
     from fleetune.config import RunConfig
+    from fleetune.model.optimize import optimize
     from fleetune.train.program import finetune
 
 
@@ -22,4 +23,8 @@ def __getattr__(name: str) -> object:
         from fleetune.train.program import finetune
 
         return finetune
+    if name == "optimize":
+        from fleetune.model.optimize import optimize
+
+        return optimize
     raise AttributeError(f"module 'fleetune' has no attribute {name!r}")

@@ -11,6 +11,8 @@
     ├── LaunchError       (RuntimeError)  ranks that could not be started, or one that failed
     └── PeerError         (RuntimeError)  another rank failed and has already said why
 
+Its warnings are of the category FleetuneWarning (UserWarning).
+
 A mistake of our own is an ``AssertionError``. Everything else that escapes is a bug.
 """
 
@@ -24,6 +26,10 @@ class FleetuneError(Exception):
     """Root of the tree: the command line prints its text without a traceback and exits with `exit_status`."""
 
     exit_status = 1
+
+
+class FleetuneWarning(UserWarning):
+    """Something is slower, or less, than was asked for: a category to filter by."""
 
 
 class ConfigError(FleetuneError, ValueError):

@@ -22,7 +22,7 @@ OTHER: dict[str, Any] = {
     "learning_rate": 1.2345678901234567e-05, "scale_lr": "none", "per_device_train_batch_size": 5,
     "gradient_accumulation_steps": 6, "num_train_epochs": 0.1, "max_steps": 9, "lr_scheduler_type": "cosine",
     "warmup_steps": 4, "warmup_ratio": 0.25, "weight_decay": 1e-300, "adam_beta1": 0.1, "adam_beta2": 0.2,
-    "adam_epsilon": 1e22, "max_grad_norm": 2.5, "seed": 2**53 + 1, "do_eval": False, "do_predict": True,
+    "adam_epsilon": 1e22, "max_grad_norm": 2.5, "bf16": "auto", "seed": 2**53 + 1, "do_eval": False, "do_predict": True,
     "eval_strategy": "no", "eval_steps": 11, "per_device_eval_batch_size": 12, "load_best_model_at_end": False,
     "metric_for_best_model": "eval_loss", "greater_is_better": False, "output_dir": "out", "overwrite_output_dir": True,
     "resume_from_checkpoint": "auto", "save_strategy": "no", "save_steps": 13, "save_total_limit": None,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetune.kernels import linear as linear_module
-from fleetune.kernels.activation import ERF, TANH, geglu, gelu
+from fleetune.kernels.activation import ERF, TANH, geglu, gelu, gelu_linear
 from fleetune.kernels.attention import Sequences, attention, self_attention
 from fleetune.kernels.dropout import dropout_rows
 from fleetune.kernels.embedding import embed
@@ -113,6 +113,19 @@ def test_embed_equals_its_formula(sparse: bool) -> None:
         assert found_gradients[0].indices().squeeze(0).tolist() == [0, 1, 2, 4, 7, 19]
     for f, e in zip(found_gradients, torch.autograd.grad(expected, wanted, dy), strict=True):
         torch.testing.assert_close(f.to_dense(), e.to_dense(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [ERF, TANH])
+def test_gelu_linear_equals_the_two_of_them(kind: int) -> None:
+    layer, x = nn.Linear(WIDTH, 5), rows(dtype=torch.float32)
+    found, expected = gelu_linear(x, layer, kind), layer(gelu(x, kind))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    dy, wanted = torch.randn_like(found), [x, layer.weight, layer.bias]
+    found_gradients = torch.autograd.grad(found, wanted, dy, retain_graph=True)
+    for f, e in zip(found_gradients, torch.autograd.grad(expected, wanted, dy), strict=True):
+        torch.testing.assert_close(f, e, rtol=1e-5, atol=1e-5)
+    (alone,) = torch.autograd.grad(gelu_linear(x.detach(), layer, kind), [layer.weight], dy)
+    torch.testing.assert_close(alone, torch.autograd.grad(found, [layer.weight], dy)[0], rtol=0, atol=0)
 
 
 def test_embed_computes_no_gradient_of_frozen_tables() -> None:

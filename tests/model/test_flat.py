@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from fleetune.data.batches import PackedBatch
+from fleetune.kernels import activation as activation_module
 from fleetune.kernels import linear as linear_module
 from fleetune.kernels.linear import joined, lies_together
 from fleetune.model.families import FAMILIES, find_family
@@ -249,7 +250,8 @@ def test_products_of_a_step_are_those_that_it_needs(monkeypatch: pytest.MonkeyPa
         calls.append((a.shape[0] * a.shape[1], b.shape[1]))
         return plain(a, b, bias)
 
-    monkeypatch.setattr(linear_module, "product", counted)
+    for module in (linear_module, activation_module):
+        monkeypatch.setattr(module, "product", counted)
     flat, batch = with_dropout().train(), make_batch(LENGTHS, 2)
     flat(batch).sum().backward()
     whole_layers, last = 2, 1

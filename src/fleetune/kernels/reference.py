@@ -203,6 +203,11 @@ def gelu_backward(dy_RF: Tensor, x_RF: Tensor, kind: int) -> Tensor:
     return _gelu_gradient(dy_RF.to(dtype), x_RF.to(dtype), kind).to(x_RF.dtype)
 
 
+def gelu_again(dy_RF: Tensor, x_RF: Tensor, kind: int) -> tuple[Tensor, Tensor]:
+    """`gelu_backward`, and what `gelu_forward` gave."""
+    return gelu_backward(dy_RF, x_RF, kind), gelu_forward(x_RF, kind)
+
+
 def geglu_forward(x_RG: Tensor, kind: int) -> Tensor:
     """gelu of the first half of the columns times the second half (Shazeer 2020): (R, 2 F) to (R, F)."""
     gate_RF, value_RF = x_RG.to(_arithmetic(x_RG)).chunk(2, dim=-1)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from torch import Tensor, nn
 from transformers.activations import FastGELUActivation, GELUActivation, GELUTanh, NewGELUActivation
 
-from fleetune.kernels.activation import ERF, TANH, gelu
+from fleetune.kernels.activation import ERF, TANH, gelu_linear
+from fleetune.kernels.linear import linear
 
 _KINDS: dict[type[nn.Module], int] = {
     nn.GELU: ERF,
@@ -19,9 +17,9 @@ _KINDS: dict[type[nn.Module], int] = {
 }
 
 
-def fused_activation(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The kernel that computes what the module does, or the module itself."""
-    kind = _KINDS.get(type(module))
-    if kind == ERF and getattr(module, "approximate", "none") == "tanh":
-        kind = TANH
-    return module if kind is None else partial(gelu, kind=kind)
+def activated_linear(x_RF: Tensor, activation: nn.Module, layer: nn.Linear) -> Tensor:
+    """The layer's result for the activated input, through the fused kernel where there is one for the activation."""
+    kind = _KINDS.get(type(activation))
+    if kind is None:
+        return linear(activation(x_RF), layer)
+    return gelu_linear(x_RF, layer, TANH if getattr(activation, "approximate", "none") == "tanh" else kind)

@@ -10,13 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu
 
 from fleetune.model.draws import Site
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Drop = Callable[[Tensor, nn.Dropout, Site], Tensor]
 """(x (B, D), the model's dropout module, which dropout of the head it is) -> x, dropped out in training."""
@@ -35,6 +38,12 @@ class LayerNames:
     activation: str
     down: str
     output_norm: str
+    attention_dropout: str
+    """Dropout module of the probabilities of attention."""
+    attention_output_dropout: str | None
+    """Dropout module of what `attention_output` gives; None where the layer has none."""
+    output_dropout: str
+    """Dropout module of what `down` gives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +71,9 @@ class Family:
     """Positions count from the padding token's id + 1, as in fairseq."""
     embedding_projection: str | None = None
     """Linear layer from a narrower embedding to the hidden width, where the model has one."""
+    first_token_reader: str | None = "classifier"
+    """Module of the classification model that is given the hidden state and reads the first token; None where the
+    model's own forward takes that out of it."""
 
 
 def part(module: Any, name: str) -> Any:
@@ -98,6 +110,9 @@ _BERT_LAYER = LayerNames(
     activation="intermediate.intermediate_act_fn",
     down="output.dense",
     output_norm="output.LayerNorm",
+    attention_dropout="attention.self.dropout",
+    attention_output_dropout="attention.output.dropout",
+    output_dropout="output.dropout",
 )
 _DISTILBERT_LAYER = LayerNames(
     query="attention.q_lin",
@@ -109,6 +124,9 @@ _DISTILBERT_LAYER = LayerNames(
     activation="ffn.activation",
     down="ffn.lin2",
     output_norm="output_layer_norm",
+    attention_dropout="attention.dropout",
+    attention_output_dropout=None,
+    output_dropout="ffn.dropout",
 )
 
 
@@ -122,12 +140,15 @@ _DISTILBERT_OPTIONS = OptionNames(num_heads="n_heads", hidden_dropout="dropout",
 _ELECTRA = Family(model_type="electra", backbone="electra", layers="encoder.layer", layer=_BERT_LAYER,
                   head=partial(_dense_head, activation=gelu), embedding_projection="embeddings_project")  # fmt: skip
 _DISTILBERT = Family(model_type="distilbert", backbone="distilbert", layers="transformer.layer",
-                     layer=_DISTILBERT_LAYER, head=_distilbert_head, options=_DISTILBERT_OPTIONS)  # fmt: skip
+                     layer=_DISTILBERT_LAYER, head=_distilbert_head, options=_DISTILBERT_OPTIONS,
+                     first_token_reader=None)  # fmt: skip
+_BERT = Family(model_type="bert", backbone="bert", layers="encoder.layer", layer=_BERT_LAYER, head=_bert_head,
+               first_token_reader="bert.pooler")  # fmt: skip
 
 FAMILIES = {
     family.model_type: family
     for family in (
-        Family(model_type="bert", backbone="bert", layers="encoder.layer", layer=_BERT_LAYER, head=_bert_head),
+        _BERT,
         _roberta("roberta"),
         _roberta("xlm-roberta"),
         _roberta("camembert"),
@@ -140,10 +161,29 @@ FAMILIES = {
 
 def find_family(model: Any) -> Family | None:
     """The row of a classification model, or None when the flat forward would not compute what the model does."""
-    family = FAMILIES.get(model.config.model_type)
-    if family is None or not type(model).__name__.endswith("ForSequenceClassification"):
+    if not type(model).__name__.endswith("ForSequenceClassification"):
         return None
-    options = model.config.to_dict()
+    return _family_of(model.config)
+
+
+def find_backbone(model: PreTrainedModel) -> tuple[Any, Family] | None:
+    """The encoder in a model with any head or none, and its row; None when it is not one of `FAMILIES`.
+
+    Its forward must be that of transformers itself: neither a subclass nor anybody else has put another in its place.
+    """
+    from transformers import MODEL_MAPPING
+
+    family, backbone = _family_of(model.config), model.base_model
+    stock = MODEL_MAPPING.get(type(model.config), None)
+    if family is None or stock is None or type(backbone).forward is not stock.forward:
+        return None
+    return backbone, family
+
+
+def _family_of(config: Any) -> Family | None:
+    """The row of a config, unless it has options that change the arithmetic."""
+    family = FAMILIES.get(config.model_type)
+    options = config.to_dict()
     unusual = options.get("is_decoder") or options.get("add_cross_attention")
     relative = options.get("position_embedding_type", "absolute") not in ("absolute", None)
     return None if unusual or relative else family

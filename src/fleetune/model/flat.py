@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,21 @@ from fleetune.kernels.dropout import dropout_rows
 from fleetune.kernels.embedding import embed
 from fleetune.kernels.linear import lay_together, linear
 from fleetune.kernels.norm import add_norm
-from fleetune.model.activations import fused_activation
+from fleetune.kernels.random import Dropout
+from fleetune.model.activations import activated_linear
 from fleetune.model.draws import Draws, NoDraws, Site, drawn_seed
 from fleetune.model.families import Family, LayerNames, part
 
-AnyDraws = Draws | NoDraws
 _WIDE = 16
 """A wide head is a multiple of this many columns, so that rows begin at a cache line."""
+
+
+class AnyDraws(Protocol):
+    """Where the dropout of a forward comes from: see `Draws`, whose methods these are."""
+
+    def at(self, layer: int, site: Site, rate: float, rows: Tensor | None = None) -> Dropout: ...
+
+    def at_heads_of(self, layer: int, site: Site, rate: float, rows_B: Tensor, num_heads: int) -> Dropout: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +56,12 @@ class LayerParts:
 
     @classmethod
     def of(cls, layer: nn.Module, names: LayerNames) -> LayerParts:
-        """The parts, with the weights of query, key and value moved into one piece of memory."""
-        parts = cls(**{field: part(layer, getattr(names, field)) for field in cls.__dataclass_fields__})
-        lay_together(parts.query, parts.key, parts.value)
-        return parts
+        """The parts.
+
+        Raises:
+            AttributeError: The layer lacks one.
+        """
+        return cls(**{field: part(layer, getattr(names, field)) for field in cls.__dataclass_fields__})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +84,11 @@ class EncoderParts:
 
     @classmethod
     def of(cls, backbone: Any, family: Family) -> EncoderParts:
+        """The parts.
+
+        Raises:
+            AttributeError: The encoder lacks one.
+        """
         options, config = family.options, backbone.config
         modules = tuple(part(backbone, family.layers))
         return cls(
@@ -105,22 +120,43 @@ class FlatEncoder:
     def num_layers(self) -> int:
         return len(self._parts.layers)
 
-    def tokens(self, batch: PackedBatch, draws: AnyDraws) -> Tensor:
-        """The last hidden state of all tokens (T, D), in the encoder's dtype."""
-        return self._below(self.num_layers, batch, draws)
+    @property
+    def parts(self) -> EncoderParts:
+        """The modules that it computes with."""
+        return self._parts
+
+    def lay_together(self) -> None:
+        """Move the weights of each layer's query, key and value into one piece of memory: one product computes all."""
+        for layer in self._parts.layers:
+            lay_together(layer.query, layer.key, layer.value)
+
+    def tokens(self, batch: PackedBatch, draws: AnyDraws, attended: Tensor | None = None) -> Tensor:
+        """The last hidden state of all tokens (T, D), in the encoder's dtype.
+
+        Args:
+            batch: The tokens.
+            draws: Of dropout.
+            attended: Whether each token is attended to, bool (T), at least one of every sequence; None: all are.
+        """
+        return self._below(self.num_layers, batch, draws, attended)
 
     def first_tokens(self, batch: PackedBatch, draws: AnyDraws) -> Tensor:
         """The last hidden state of each sequence's first token (B, D): all that a sequence-level head reads."""
         x_TD = self._below(self.num_layers - 1, batch, draws)
         return self._run(self.num_layers, partial(self._last_layer, batch=batch, draws=draws), x_TD)
 
-    def _below(self, num_layers: int, batch: PackedBatch, draws: AnyDraws) -> Tensor:
+    def _below(self, num_layers: int, batch: PackedBatch, draws: AnyDraws, attended: Tensor | None = None) -> Tensor:
         """The hidden state after some layers (T, D)."""
-        cu = batch.boundaries
-        sequences = self._sequences(cu, cu, self._parts.num_heads)
+        cu_q, keys = batch.boundaries, None
+        cu_k = cu_q
+        if attended is not None:
+            keys = attended.nonzero().squeeze(1)
+            cu_k = nn.functional.pad(attended.cumsum(0), (1, 0))[cu_q]
+        sequences = self._sequences(cu_q, cu_k, self._parts.num_heads)
         x_TD = self._embed(batch, draws)
         for number in range(1, num_layers + 1):
-            x_TD = self._run(number, partial(self._layer, number, sequences=sequences, draws=draws), x_TD)
+            layer = partial(self._layer, number, sequences=sequences, keys=keys, draws=draws)
+            x_TD = self._run(number, layer, x_TD)
         return x_TD
 
     def _run(self, number: int, layer: Any, x_TD: Tensor) -> Tensor:
@@ -142,15 +178,24 @@ class FlatEncoder:
             lookups.append((tables.token_type_embeddings, types))
         lookups.append((tables.position_embeddings, batch.position_ids + parts.position_offset))
         dropout = draws.at(0, Site.EMBEDDINGS, parts.hidden_dropout)
-        x_TD = embed(lookups, tables.LayerNorm, dropout, self.dtype)
+        if any(_takes_padding(table, ids) for table, ids in lookups):
+            summed_TD = sum((table(ids) for table, ids in lookups[1:]), lookups[0][0](lookups[0][1]))
+            x_TD = dropout_rows(tables.LayerNorm(summed_TD), dropout).to(self.dtype)
+        else:
+            x_TD = embed(lookups, tables.LayerNorm, dropout, self.dtype)
         return x_TD if parts.projection is None else linear(x_TD, parts.projection)
 
-    def _layer(self, number: int, x_TD: Tensor, *, sequences: Sequences, draws: AnyDraws) -> Tensor:
-        """A layer for all tokens (post-norm, as in BERT)."""
+    def _layer(self, number: int, x_TD: Tensor, *, sequences: Sequences, keys: Tensor | None,
+               draws: AnyDraws) -> Tensor:  # fmt: skip
+        """A layer for all tokens (post-norm, as in BERT), of which some (`keys`; None: all) are attended to."""
         layer = self._parts.layers[number - 1]
         qkv = linear(x_TD, layer.query, layer.key, layer.value)
         dropout = draws.at(number, Site.ATTENTION, self._parts.attention_dropout)
-        attended_TD = self_attention(qkv, sequences, dropout)
+        if keys is None:
+            attended_TD = self_attention(qkv, sequences, dropout)
+        else:
+            q_TD, k_TD, v_TD = qkv.chunk(3, dim=1)
+            attended_TD = attention(q_TD, k_TD[keys], v_TD[keys], sequences, dropout)
         return self._after_attention(number, attended_TD, x_TD, draws, None)
 
     def _last_layer(self, x_TD: Tensor, *, batch: PackedBatch, draws: AnyDraws) -> Tensor:
@@ -186,8 +231,15 @@ class FlatEncoder:
         layer, rate = self._parts.layers[number - 1], self._parts.hidden_dropout
         output = linear(attended, layer.attention_output)
         x = add_norm(output, residual, layer.attention_norm, draws.at(number, Site.ATTENTION_OUTPUT, rate, rows))
-        output = linear(fused_activation(layer.activation)(linear(x, layer.up)), layer.down)
+        output = activated_linear(linear(x, layer.up), layer.activation, layer.down)
         return add_norm(output, x, layer.output_norm, draws.at(number, Site.OUTPUT, rate, rows))
+
+
+def _takes_padding(table: nn.Embedding, ids: Tensor) -> bool:
+    """Whether a row is looked up whose gradient is zero by definition, which the fused kernel knows nothing of."""
+    if table.padding_idx is None or not table.weight.requires_grad or not torch.is_grad_enabled():
+        return False
+    return bool((ids == table.padding_idx).any())
 
 
 def _by_head(x_BD: Tensor, num_heads: int) -> Tensor:
@@ -227,6 +279,7 @@ class FlatClassifier(nn.Module):
         self.model = model
         self._family = family
         self._encoder = FlatEncoder(part(model, family.backbone), family)
+        self._encoder.lay_together()
         self._step: tuple[int, int] | None = None
 
     def compute_in(self, dtype: torch.dtype) -> None:

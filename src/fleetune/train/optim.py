@@ -46,7 +46,8 @@ class AdamW:
         self._betas = config.adam_beta1, config.adam_beta2
         self._eps = config.adam_epsilon
         self._entries = [
-            _Entry(name=name, parameter=p, decay=decay, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+            # torch.zeros, not zeros_like: its pages take memory when they are first written, those of unseen rows never
+            _Entry(name=name, parameter=p, decay=decay, exp_avg=torch.zeros(p.shape), exp_avg_sq=torch.zeros(p.shape))
             for name, p, decay in _decays(model, config.weight_decay)
         ]
         self._step = torch.zeros((), dtype=torch.int64)

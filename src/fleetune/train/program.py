@@ -19,6 +19,7 @@ from fleetune.data.tasks import Task
 from fleetune.data.tokens import TokenTable
 from fleetune.errors import ConfigError, LaunchError
 from fleetune.hardware.host import read_host
+from fleetune.hardware.memory import return_freed_memory
 from fleetune.hardware.threads import set_threads
 from fleetune.hardware.versions import read_versions
 from fleetune.kernels.library import load_kernels
@@ -133,6 +134,7 @@ def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, te
     record.bad_rows = {name: bad_rows_of(table) for name, table in data.splits.items() if table.num_bad_rows}
     record.throughput |= padding_avoided(train_table, config.max_seq_length)
     engine = make_engine(classifier.module, train_table, ranks)
+    return_freed_memory()
     return TrainingRun(
         config=config,
         plan=plan,

@@ -294,14 +294,25 @@ Tensor gelu_forward_op(const Tensor& x_any, int64_t kind) {
   return y;
 }
 
-Tensor gelu_backward_op(const Tensor& dy_any, const Tensor& x_any, int64_t kind) {
-  const Tensor dy = dy_any.contiguous(), x = x_any.contiguous();
+void gelu_backward_into(const Tensor& dy, const Tensor& x, int64_t kind, const Tensor& dx, const OptionalTensor& y) {
   check_float(x, "x");
   check_dense(dy, x.scalar_type(), x.sizes(), "dy");
   const Gelu gelu = gelu_kind(kind);
-  Tensor dx = at::empty_like(x);
-  for_type(x, [&]<class T>(T) { gelu_backward(x.numel(), read<T>(dy), read<T>(x), gelu, write<T>(dx)); });
+  for_type(x, [&]<class T>(T) {
+    gelu_backward(x.numel(), read<T>(dy), read<T>(x), gelu, write<T>(dx), y.has_value() ? write<T>(*y) : nullptr);
+  });
+}
+
+Tensor gelu_backward_op(const Tensor& dy, const Tensor& x_any, int64_t kind) {
+  const Tensor x = x_any.contiguous(), dx = at::empty_like(x);
+  gelu_backward_into(dy.contiguous(), x, kind, dx, std::nullopt);
   return dx;
+}
+
+std::tuple<Tensor, Tensor> gelu_again_op(const Tensor& dy, const Tensor& x_any, int64_t kind) {
+  const Tensor x = x_any.contiguous(), dx = at::empty_like(x), y = at::empty_like(x);
+  gelu_backward_into(dy.contiguous(), x, kind, dx, y);
+  return {dx, y};
 }
 
 Tensor geglu_forward_op(const Tensor& x_any, int64_t kind) {
@@ -415,6 +426,7 @@ TORCH_LIBRARY(fleetune, m) {
   m.def("dropout_rows(Tensor x, float rate, int site_key, Tensor? row_keys) -> Tensor");
   m.def("gelu_forward(Tensor x, int kind) -> Tensor");
   m.def("gelu_backward(Tensor dy, Tensor x, int kind) -> Tensor");
+  m.def("gelu_again(Tensor dy, Tensor x, int kind) -> (Tensor, Tensor)");
   m.def("geglu_forward(Tensor x, int kind) -> Tensor");
   m.def("geglu_backward(Tensor dy, Tensor x, int kind) -> Tensor");
   m.def("row_sums(Tensor ids, Tensor x, int num_rows) -> (Tensor, Tensor)");
@@ -440,6 +452,7 @@ TORCH_LIBRARY_IMPL(fleetune, CPU, m) {
   m.impl("dropout_rows", fleetune::dropout_rows_op);
   m.impl("gelu_forward", fleetune::gelu_forward_op);
   m.impl("gelu_backward", fleetune::gelu_backward_op);
+  m.impl("gelu_again", fleetune::gelu_again_op);
   m.impl("geglu_forward", fleetune::geglu_forward_op);
   m.impl("geglu_backward", fleetune::geglu_backward_op);
   m.impl("row_sums", fleetune::row_sums_op);

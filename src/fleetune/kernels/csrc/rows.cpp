@@ -90,12 +90,21 @@ void gelu_forward_of(int64_t count, const T* x, T* y) {
   });
 }
 
-template <Gelu KIND, class T>
-void gelu_backward_of(int64_t count, const T* dy, const T* x, T* dx) {
+template <Gelu KIND, bool AGAIN, class T>
+void gelu_backward_of(int64_t count, const T* dy, const T* x, T* dx, T* y) {
   over_elements(count, [=](int64_t begin, int64_t end) {
 #pragma omp simd
-    for (int64_t j = begin; j < end; j++) dx[j] = from_float<T>(to_float(dy[j]) * gelu_slope<KIND>(to_float(x[j])));
+    for (int64_t j = begin; j < end; j++) {
+      const float value = to_float(x[j]);
+      dx[j] = from_float<T>(to_float(dy[j]) * gelu_slope<KIND>(value));
+      if constexpr (AGAIN) y[j] = from_float<T>(gelu<KIND>(value));
+    }
   });
+}
+
+template <Gelu KIND, class T>
+void gelu_backward_any(int64_t count, const T* dy, const T* x, T* dx, T* y) {
+  y ? gelu_backward_of<KIND, true>(count, dy, x, dx, y) : gelu_backward_of<KIND, false>(count, dy, x, dx, y);
 }
 
 template <Gelu KIND, class T>
@@ -283,9 +292,9 @@ void gelu_forward(int64_t count, const T* x, Gelu kind, T* y) {
 }
 
 template <class T>
-void gelu_backward(int64_t count, const T* dy, const T* x, Gelu kind, T* dx) {
-  kind == Gelu::kErf ? gelu_backward_of<Gelu::kErf>(count, dy, x, dx)
-                     : gelu_backward_of<Gelu::kTanh>(count, dy, x, dx);
+void gelu_backward(int64_t count, const T* dy, const T* x, Gelu kind, T* dx, T* y) {
+  kind == Gelu::kErf ? gelu_backward_any<Gelu::kErf>(count, dy, x, dx, y)
+                     : gelu_backward_any<Gelu::kTanh>(count, dy, x, dx, y);
 }
 
 template <class T>
@@ -359,7 +368,7 @@ void group_sums(const Groups& groups, int64_t width, const T* x, float* sums) {
                                   float*, float*, float*);                                                           \
   template void dropout_rows<T>(int64_t, int64_t, const T*, const Dropout&, T*);                                     \
   template void gelu_forward<T>(int64_t, const T*, Gelu, T*);                                                        \
-  template void gelu_backward<T>(int64_t, const T*, const T*, Gelu, T*);                                             \
+  template void gelu_backward<T>(int64_t, const T*, const T*, Gelu, T*, T*);                                           \
   template void geglu_forward<T>(int64_t, int64_t, const T*, Gelu, T*);                                              \
   template void geglu_backward<T>(int64_t, int64_t, const T*, const T*, Gelu, T*);                                   \
   template void column_sums<T>(int64_t, int64_t, const T*, int64_t, float*);                                         \

@@ -45,8 +45,9 @@ enum class Gelu : int64_t { kErf = 0, kTanh = 1 };
 
 template <class T>
 void gelu_forward(int64_t count, const T* x, Gelu kind, T* y);
+// `y`, the result of the forward, is computed again where it is not null.
 template <class T>
-void gelu_backward(int64_t count, const T* dy, const T* x, Gelu kind, T* dx);
+void gelu_backward(int64_t count, const T* dy, const T* x, Gelu kind, T* dx, T* y);
 
 // x has rows of 2 * width: y = gelu(first half) * second half.
 template <class T>

@@ -1,0 +1,143 @@
+"""Whether an encoder still is what transformers made: only then may another forward stand for its modules' own.
+
+Adapters, quantization, hooks and patches change what a model computes by changing its modules. They are looked for at
+every call, in a walk over the modules that takes well under a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from fleetune.model.draws import Site
+from fleetune.model.families import Family, part
+from fleetune.model.flat import EncoderParts
+
+Place = tuple[int, Site]
+"""A layer, from 1 (0: the embeddings), and a site in it."""
+
+_ATTENTION = ("eager", "sdpa")
+"""Implementations of attention that compute what ours does, by transformers' names."""
+_STOCK = ("torch.nn.modules.", "transformers.models.", "transformers.activations")
+
+
+def find_problem(backbone: Any, family: Family, parts: EncoderParts) -> str | None:
+    """Why the flat forward would not compute what the encoder as it is now does; None if it would."""
+    config = backbone.config
+    if config.is_decoder or getattr(config, "is_causal", False):
+        return "its config makes it a decoder"
+    if config._attn_implementation not in _ATTENTION:
+        return f"its attention is {config._attn_implementation!r}, not one of {', '.join(_ATTENTION)}"
+    if torch.nn.modules.module._has_any_global_hook():
+        return "there are hooks of all modules"
+    roots = (backbone.embeddings, parts.projection, backbone.get_submodule(family.layers.partition(".")[0]))
+    for root in roots:
+        for module in () if root is None else root.modules():
+            problem = _problem_of_module(module) or _problem_of_weights(module)
+            if problem is not None:
+                return problem
+    return _problem_of_parts(backbone, family, parts)
+
+
+def is_stock(module: nn.Module) -> bool:
+    """Whether its class is one of transformers or torch."""
+    return type(module).__module__.startswith(_STOCK)
+
+
+def is_untouched(module: nn.Module) -> bool:
+    """Whether nobody looks at what goes through the module, or has changed it."""
+    if module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks or "forward" in vars(module):
+        return False
+    return not module._forward_hooks or all(map(_is_idle, module._forward_hooks.values()))
+
+
+def _is_idle(hook: Any) -> bool:
+    """Whether it is one of those that transformers leaves behind once it was asked for hidden states."""
+    return getattr(hook, "__module__", None) == "transformers.utils.output_capturing"
+
+
+def _problem_of_module(module: nn.Module) -> str | None:
+    if not is_stock(module):
+        return f"{type(module).__module__}.{type(module).__name__} is none of its own modules"
+    return None if is_untouched(module) else f"a {type(module).__name__} of it has hooks or another forward"
+
+
+def _problem_of_weights(module: nn.Module) -> str | None:
+    for parameter in module._parameters.values():
+        if parameter is None:
+            continue
+        if type(parameter) is not nn.Parameter or not parameter.is_cpu:
+            return f"weights of a {type(module).__name__} are not plain parameters on the CPU"
+        if parameter.dtype != torch.float32:
+            return (f"its weights are {parameter.dtype}; to compute in bfloat16, keep them in float32 and call "
+                    "fleetune.optimize(model, dtype=torch.bfloat16)")  # fmt: skip
+    return None
+
+
+def _problem_of_parts(backbone: Any, family: Family, parts: EncoderParts) -> str | None:
+    """What is wrong with a part that is a module of torch, but perhaps not the right one."""
+    if not all(map(_is_plain_table, _tables(backbone))):
+        return "an embedding was replaced, or has options"
+    if any(type(linear) is not nn.Linear for linear in _linears(parts)):
+        return "a linear layer was replaced"
+    if not all(map(_is_plain_norm, _norms(backbone, parts))):
+        return "a norm was replaced"
+    if not all(isinstance(layer.activation, nn.Module) for layer in parts.layers):
+        return "an activation is not a module"
+    drops = [module for _, module, _ in dropouts(backbone, family)]
+    return None if all(map(_is_plain_dropout, drops)) else "a dropout was replaced, or drops everything"
+
+
+def _tables(backbone: Any) -> list[Any]:
+    return [module for name, module in backbone.embeddings.named_children() if name.endswith("_embeddings")]
+
+
+def _linears(parts: EncoderParts) -> Iterator[nn.Module]:
+    for layer in parts.layers:
+        yield from (layer.query, layer.key, layer.value, layer.attention_output, layer.up, layer.down)
+    if parts.projection is not None:
+        yield parts.projection
+
+
+def _norms(backbone: Any, parts: EncoderParts) -> Iterator[Any]:
+    yield backbone.embeddings.LayerNorm
+    for layer in parts.layers:
+        yield from (layer.attention_norm, layer.output_norm)
+
+
+def _is_plain_table(table: Any) -> bool:
+    return type(table) is nn.Embedding and table.max_norm is None and not table.scale_grad_by_freq
+
+
+def _is_plain_norm(norm: Any) -> bool:
+    return type(norm) is nn.LayerNorm and norm.weight is not None and norm.bias is not None
+
+
+def _is_plain_dropout(dropout: nn.Module | None) -> bool:
+    return dropout is None or (type(dropout) is nn.Dropout and dropout.p < 1.0)
+
+
+def dropouts(backbone: Any, family: Family) -> Iterator[tuple[Place, nn.Module | None, nn.Module]]:
+    """Every dropout of the encoder: its place, its module, and the module that says whether this is training."""
+    names = family.layer
+    yield (0, Site.EMBEDDINGS), backbone.embeddings.dropout, backbone.embeddings.dropout
+    for number, layer in enumerate(part(backbone, family.layers), start=1):
+        # The probabilities are dropped by a function, at the rate of the module, when the module around it is training.
+        around = part(layer, names.attention_dropout.rpartition(".")[0])
+        yield (number, Site.ATTENTION), part(layer, names.attention_dropout), around
+        name = names.attention_output_dropout
+        module = None if name is None else part(layer, name)
+        yield (number, Site.ATTENTION_OUTPUT), module, layer if module is None else module
+        output = part(layer, names.output_dropout)
+        yield (number, Site.OUTPUT), output, output
+
+
+def dropout_rates(backbone: Any, family: Family) -> dict[Place, float]:
+    """The rate of every dropout of the encoder, as its own forward would use it now."""
+    return {
+        place: module.p if isinstance(module, nn.Dropout) and says.training else 0.0
+        for place, module, says in dropouts(backbone, family)
+    }
