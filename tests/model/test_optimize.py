@@ -43,11 +43,21 @@ def build(name: str = "bert", head: str = "ForSequenceClassification", **changes
     torch.manual_seed(0)
     options = {**(SMALL_DISTILBERT if name == "distilbert" else SMALL), "classifier_dropout": 0.0}
     options |= {"qa_dropout": 0.0, "summary_last_dropout": 0.0, "embedding_size": 16} if name != "bert" else {}
+    options["num_labels"] = 2 if head == "ForQuestionAnswering" else 3
     config = getattr(transformers, f"{NAMES[name]}Config")(**(options | changes))
     model = getattr(transformers, f"{NAMES[name]}{head}")(config)
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * 0.1)
     return model
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Nothing here is worth waking two for."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def make_mask(pattern: str) -> Tensor | None:
@@ -64,15 +74,13 @@ def make_mask(pattern: str) -> Tensor | None:
     return mask
 
 
+def draw(low: int, high: int, *shape: int) -> Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(1))
+
+
 def make_inputs(model: Any, pattern: str = "right") -> dict[str, Tensor]:
     """Inputs with labels for the model's head; padding is the padding token, or in a hole any other."""
-    generator = torch.Generator().manual_seed(1)
-
-    def draw(low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high, shape, generator=generator)
-
-    mask, head = make_mask(pattern), type(model).__name__
-    ids = draw(2, VOCABULARY, ROWS, LENGTH)
+    mask, ids = make_mask(pattern), draw(2, VOCABULARY, ROWS, LENGTH)
     inputs = {"input_ids": ids}
     if mask is not None:
         inputs["attention_mask"] = mask
@@ -80,24 +88,27 @@ def make_inputs(model: Any, pattern: str = "right") -> dict[str, Tensor]:
             ids[mask == 0] = PADDING
     if model.config.model_type in ("bert", "electra"):
         inputs["token_type_ids"] = draw(0, 2, ROWS, LENGTH)
-    ignored = torch.full_like(ids, -100) if mask is None else torch.where(mask == 1, ids, -100)
-    if head.endswith("ForSequenceClassification"):
-        inputs["labels"] = draw(0, 3, ROWS)
-    if head.endswith("ForTokenClassification"):
-        inputs["labels"] = torch.where(ignored >= 0, ignored % 3, -100) if mask is not None else ids % 3
-    if head.endswith("ForMaskedLM"):
-        inputs["labels"] = ignored if mask is not None else ids
-    if head.endswith("ForQuestionAnswering"):
-        inputs |= {"start_positions": draw(0, 4, ROWS), "end_positions": draw(4, LENGTH, ROWS)}
-    if head.endswith("ForNextSentencePrediction"):
-        inputs["labels"] = draw(0, 2, ROWS)
-    if head == "BertForPreTraining":
-        inputs |= {"labels": ignored if mask is not None else ids, "next_sentence_label": draw(0, 2, ROWS)}
-    if head == "ElectraForPreTraining":
-        inputs["labels"] = ids % 2
-    if head.endswith("ForMultipleChoice"):
-        inputs = {name: x.view(2, 2, LENGTH) for name, x in inputs.items()} | {"labels": draw(0, 2, 2)}
-    return inputs
+    if type(model).__name__.endswith("ForMultipleChoice"):
+        inputs = {name: x.view(2, 2, LENGTH) for name, x in inputs.items()}
+    return inputs | make_labels(type(model).__name__, ids, torch.ones_like(ids) if mask is None else mask)
+
+
+def make_labels(model: str, ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """As the heads take them; -100 where they are ignored."""
+    by_token = {
+        "BertForPreTraining": {"labels": ids, "next_sentence_label": draw(0, 2, ROWS)},
+        "ElectraForPreTraining": {"labels": ids % 2},
+    }
+    by_head = {
+        "ForSequenceClassification": {"labels": draw(0, 3, ROWS)},
+        "ForTokenClassification": {"labels": torch.where(mask == 1, ids % 3, -100)},
+        "ForMaskedLM": {"labels": torch.where(mask == 1, ids, -100)},
+        "ForQuestionAnswering": {"start_positions": draw(0, 4, ROWS), "end_positions": draw(4, LENGTH, ROWS)},
+        "ForNextSentencePrediction": {"labels": draw(0, 2, ROWS)},
+        "ForMultipleChoice": {"labels": draw(0, 2, 2)},
+    }
+    by_token["BertForPreTraining"]["labels"] = by_head["ForMaskedLM"]["labels"]
+    return by_token.get(model) or next((x for head, x in by_head.items() if model.endswith(head)), {})
 
 
 def loss_of(outputs: Any, mask: Tensor | None) -> Tensor:

@@ -27,7 +27,7 @@ _STOCK = ("torch.nn.modules.", "transformers.models.", "transformers.activations
 def find_problem(backbone: Any, family: Family, parts: EncoderParts) -> str | None:
     """Why the flat forward would not compute what the encoder as it is now does; None if it would."""
     config = backbone.config
-    if config.is_decoder or getattr(config, "is_causal", False):
+    if getattr(config, "is_decoder", False) or getattr(config, "is_causal", False):
         return "its config makes it a decoder"
     if config._attn_implementation not in _ATTENTION:
         return f"its attention is {config._attn_implementation!r}, not one of {', '.join(_ATTENTION)}"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -46,8 +47,7 @@ class AdamW:
         self._betas = config.adam_beta1, config.adam_beta2
         self._eps = config.adam_epsilon
         self._entries = [
-            # torch.zeros, not zeros_like: its pages take memory when they are first written, those of unseen rows never
-            _Entry(name=name, parameter=p, decay=decay, exp_avg=torch.zeros(p.shape), exp_avg_sq=torch.zeros(p.shape))
+            _Entry(name=name, parameter=p, decay=decay, exp_avg=_zeros(p.shape), exp_avg_sq=_zeros(p.shape))
             for name, p, decay in _decays(model, config.weight_decay)
         ]
         self._step = torch.zeros((), dtype=torch.int64)
@@ -104,6 +104,11 @@ class AdamW:
                     self._seen[entry.name] = entry.seen_rows()
                 raw_ops().adamw_rows_(entry.parameter, grad.indices()[0], grad.values(), entry.exp_avg,
                                       entry.exp_avg_sq, self._seen[entry.name], *settings)  # fmt: skip
+
+
+def _zeros(shape: torch.Size) -> Tensor:
+    """Float32 zeros whose pages take memory when they are first written: those of rows never seen do not."""
+    return torch.from_numpy(np.zeros(shape, np.float32))
 
 
 def _decays(model: nn.Module, weight_decay: float) -> Iterator[tuple[str, nn.Parameter, float]]:
