@@ -1,4 +1,4 @@
-# make install | demo | test | check | bench | clean
+# make install | demo | test | check | bench | bench-accuracy | clean
 # TORCH_INDEX: a package index with CPU builds of torch, where plain pip would take the CUDA build of several GB.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ TOOLS := $(VENV)/.tools
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: install demo test check lint bench clean
+.PHONY: install demo test check lint bench bench-accuracy clean
 
 install: $(INSTALLED)
 
@@ -41,7 +41,15 @@ test: lint
 
 bench: $(TOOLS)
 	$(BIN)/python -m benchmarks.train_speed
+	$(BIN)/python -m benchmarks.train_speed --size bert-base --rounds 4 --steps 3 --profile_steps 2
+	$(BIN)/python -m benchmarks.train_speed --lengths squad --rounds 4 --steps 5 --profile_steps 3
+	$(BIN)/python -m benchmarks.train_memory
+	$(BIN)/python -m benchmarks.predict_speed
 	$(BIN)/python -m benchmarks.data_memory
+
+# 5 seeds of two trainers: hours
+bench-accuracy: $(TOOLS)
+	$(BIN)/python -m benchmarks.accuracy
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache

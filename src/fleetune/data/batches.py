@@ -92,9 +92,9 @@ class CostModel:
     """
 
     hidden_size: int
-    attention_penalty: float = 6.0
+    attention_penalty: float = 1.2
     """How much longer an operation of attention takes than one of a product."""
-    sequence_overhead: float = 12.0
+    sequence_overhead: float = 0.4
     """What a sequence costs whatever its length, in tokens."""
 
     def of(self, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
