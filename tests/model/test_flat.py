@@ -14,9 +14,11 @@ from fleetune.data.batches import PackedBatch
 from fleetune.kernels import activation as activation_module
 from fleetune.kernels import linear as linear_module
 from fleetune.kernels.linear import joined, lies_together
+from fleetune.model.draws import Site
 from fleetune.model.families import FAMILIES, find_family
 from fleetune.model.flat import FlatClassifier
 from fleetune.model.padded import PaddedClassifier
+from fleetune.model.rates import dropout_rates
 
 VOCABULARY, LENGTHS = 50, (7, 1, 12, 3)
 
@@ -213,6 +215,21 @@ def test_dropout_is_a_function_of_seed_step_and_example_alone() -> None:
     for seed, step in ((5, 18), (6, 17)):
         flat.begin_micro_batch(seed, step, micro_batch=0, rank=0)
         assert not torch.equal(flat(batch), together)
+
+
+def test_dropouts_are_those_of_the_modules_now() -> None:
+    """DistilBERT drops no output of attention; a module that was switched off by hand drops nothing."""
+    model = transformers.DistilBertModel(
+        transformers.DistilBertConfig(**{**SMALL_DISTILBERT, "dropout": 0.3, "attention_dropout": 0.2, "n_layers": 1})
+    )
+    rates = {Site.EMBEDDINGS: 0.3, Site.ATTENTION: 0.2, Site.ATTENTION_OUTPUT: 0.0, Site.OUTPUT: 0.3}
+    family = FAMILIES["distilbert"]
+    assert {site: rate for (_, site), rate in dropout_rates(model.train(), family).items()} == rates
+    model.transformer.layer[0].ffn.dropout.p = 0.1
+    model.embeddings.dropout.eval()
+    changed = {**rates, Site.OUTPUT: 0.1, Site.EMBEDDINGS: 0.0}
+    assert {site: rate for (_, site), rate in dropout_rates(model, family).items()} == changed
+    assert not any(dropout_rates(model.eval(), family).values())
 
 
 @pytest.mark.parametrize("training", [False, True])

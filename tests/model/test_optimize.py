@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.prune import random_unstructured
 
 import fleetune
 from fleetune.errors import ConfigError, FleetuneWarning
@@ -397,8 +398,17 @@ def replace_norm(model: Any) -> None:
     model.bert.encoder.layer[0].output.LayerNorm = nn.Identity()
 
 
+class Passing(nn.Module):
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return x
+
+
 def replace_layer(model: Any) -> None:
-    model.bert.encoder.layer[0] = nn.Identity()
+    model.bert.encoder.layer[0] = Passing()
+
+
+def replace_part(model: Any) -> None:
+    model.bert.encoder.layer[0].intermediate = nn.Linear(24, 40)
 
 
 def replace_forward(model: Any) -> None:
@@ -417,25 +427,24 @@ def parametrize(model: Any) -> None:
 
 
 def prune(model: Any) -> None:
-    nn.utils.prune.random_unstructured(model.bert.encoder.layer[0].intermediate.dense, "weight", 0.5)
+    random_unstructured(model.bert.encoder.layer[0].intermediate.dense, "weight", 0.5)
 
 
 class TestReplacedModules:
     @pytest.mark.parametrize(
         "change",
-        [replace_by_wrapper, replace_by_subclass, replace_by_sequence, replace_norm, replace_layer, replace_forward,
-         hook_into, parametrize, prune],
+        [replace_by_wrapper, replace_by_subclass, replace_by_sequence, replace_norm, replace_layer, replace_part,
+         replace_forward, hook_into, parametrize, prune],
     )  # fmt: skip
     def test_another_module_is_never_overlooked(self, change: Callable[[Any], None], flat_calls: list[str]) -> None:
         model = fleetune.optimize(build()).eval()
         inputs = make_inputs(model)
         before = model(**inputs).logits
         change(model)
-        stock = copy.deepcopy(model)
-        del stock.bert.forward
         with pytest.warns(FleetuneWarning, match="its own forward, which is slower"):
             found = model(**inputs).logits
-        assert torch.equal(found, stock(**inputs).logits)
+        del model.bert.forward
+        assert torch.equal(found, model(**inputs).logits)
         assert not torch.allclose(found, before)
         assert flat_calls == ["first_tokens"]
 
@@ -639,6 +648,7 @@ class TestChangesAfterwards:
                 o.step()
         torch.testing.assert_close(model(**inputs).loss, stock(**inputs).loss, rtol=1e-3, atol=1e-4)
 
+    @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
     @pytest.mark.parametrize("head", ["ForSequenceClassification", "ForTokenClassification"])
     def test_gradient_checkpointing(self, head: str, flat_calls: list[str]) -> None:
         stock = build(head=head, num_hidden_layers=6).train()
@@ -685,6 +695,7 @@ class TestDropout:
         assert torch.equal(model(**inputs).logits, first)
         assert len(flat_calls) == 5
 
+    @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.* is deprecated:FutureWarning")
     def test_checkpointing_draws_the_same_masks_again(self) -> None:
         model = fleetune.optimize(build(**self.RATES)).train()
         inputs, found = make_inputs(model), []
@@ -734,7 +745,7 @@ class TestDropout:
         ids = torch.full((400, 4), 7)
         torch.manual_seed(0)
         found, expected = (m(ids, position_ids=torch.zeros(1, 4).long())[0] for m in models)
-        assert len(found.flatten(0, 1).unique(dim=0)) == 1600
+        assert len(found.flatten(0, 1).unique(dim=0)) > 1590
         torch.testing.assert_close(found.mean((0, 1)), expected.mean((0, 1)), rtol=0, atol=0.1)
         torch.testing.assert_close(found.std((0, 1)), expected.std((0, 1)), rtol=0.1, atol=0.05)
 
@@ -869,6 +880,7 @@ def train(model: Any, folder: Path, **changes: Any) -> tuple[list[float], list[f
     return losses[0], losses[1], trainer
 
 
+@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:.*pin_memory.*")
 class TestTrainer:
     @pytest.mark.parametrize("name", ["bert", "distilbert"])
@@ -900,6 +912,14 @@ class TestTrainer:
         assert set(flat_calls) == {"first_tokens"}
 
 
+@pytest.fixture
+def fresh_accelerate() -> Iterator[None]:
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 @pytest.mark.parametrize("head", ["Model", "ForSequenceClassification"])
 def test_accelerate(precision: str, head: str, flat_calls: list[str]) -> None:
@@ -911,7 +931,11 @@ def test_accelerate(precision: str, head: str, flat_calls: list[str]) -> None:
     assert flat_calls == ["first_tokens" if "Sequence" in head else "tokens"]
     unwrapped = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
     assert_computes_the_same(unwrapped, stock)
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    copied = copy.deepcopy(unwrapped)
+    for parameter in unwrapped.parameters():
+        parameter.data.zero_()
+    assert_computes_the_same(copied, stock)
+    assert fleetune.optimize(copied) is copied
 
 
 def run_rank(rank: int, folder: Path) -> None:

@@ -16,14 +16,14 @@ from fleetune.kernels.random import Dropout
 
 class _Embed(Function):
     @staticmethod
-    def forward(ctx: Any, ids: Sequence[Tensor], sparse: Sequence[bool], dtype: torch.dtype, eps: float,
+    def forward(ctx: Any, ids: Sequence[Tensor], modules: Sequence[nn.Embedding], dtype: torch.dtype, eps: float,
                 dropout: Dropout, weight_D: Tensor, bias_D: Tensor, *tables: Tensor) -> Tensor:  # fmt: skip
         y_TD: Tensor
         y_TD, sum_TD, mean_T, rstd_T = raw_ops().embed_forward(
             list(tables), list(ids), weight_D, bias_D, eps, dtype == torch.bfloat16, *dropout.arguments
         )
         ctx.save_for_backward(sum_TD, weight_D, mean_T, rstd_T)
-        ctx.ids, ctx.sparse, ctx.dropout, ctx.shapes = ids, sparse, dropout, [table.shape for table in tables]
+        ctx.ids, ctx.modules, ctx.dropout = ids, modules, dropout
         return y_TD
 
     @staticmethod
@@ -31,24 +31,28 @@ class _Embed(Function):
     def backward(ctx: Any, dy_TD: Tensor) -> tuple[Tensor | None, ...]:
         wants = ctx.needs_input_grad[5:]
         dsum_TD, *dnorm = raw_ops().embed_backward(dy_TD, *ctx.saved_tensors, *ctx.dropout.arguments)
-        tables = zip(ctx.ids, ctx.shapes, ctx.sparse, wants[2:], strict=True)
-        grads = [table_gradient(ids, dsum_TD, shape, sparse=sparse) if wanted else None
-                 for ids, shape, sparse, wanted in tables]  # fmt: skip
+        grads = [
+            table_gradient(ids, dsum_TD, module) if wanted else None
+            for ids, module, wanted in zip(ctx.ids, ctx.modules, wants[2:], strict=True)
+        ]
         return None, None, None, None, None, *(g if w else None for g, w in zip(dnorm, wants, strict=False)), *grads
 
 
-def table_gradient(ids_T: Tensor, grad_TD: Tensor, shape: torch.Size, *, sparse: bool) -> Tensor:
-    """The gradient of a table whose rows `ids_T` were taken: float32, of the table's shape.
+def table_gradient(ids_T: Tensor, grad_TD: Tensor, module: nn.Embedding) -> Tensor:
+    """The gradient of a table whose rows `ids_T` were taken: float32, of the table's shape; its padding row has none.
 
     Args:
         ids_T: Rows, int64 (T).
         grad_TD: Gradient of what was taken.
-        shape: Of the table.
-        sparse: Give the rows that were touched, as a coalesced COO tensor with one sparse dimension, in place of the
-            whole table, most of which is zero.
+        module: The table. If it is told to have sparse gradients, only the rows that were touched are given, as a
+            coalesced COO tensor with one sparse dimension, in place of the whole table, most of which is zero.
     """
-    rows_U, sums_UD = raw_ops().row_sums(ids_T, grad_TD, shape[0])
-    if sparse:
+    rows_U, sums_UD = raw_ops().row_sums(ids_T, grad_TD, module.num_embeddings)
+    if module.padding_idx is not None:
+        learns = rows_U != module.padding_idx
+        rows_U, sums_UD = rows_U[learns], sums_UD[learns]
+    shape = (module.num_embeddings, module.embedding_dim)
+    if module.sparse:
         return torch.sparse_coo_tensor(rows_U.unsqueeze(0), sums_UD, shape, is_coalesced=True, check_invariants=False)
     grad = torch.zeros(shape)
     grad[rows_U] = sums_UD
@@ -73,6 +77,6 @@ def embed(lookups: Sequence[tuple[nn.Embedding, Tensor]], norm: nn.LayerNorm, dr
         IndexError: An id is outside its table.
     """
     tables, ids = zip(*lookups, strict=True)
-    y_TD: Tensor = _Embed.apply(ids, [t.sparse for t in tables], dtype, norm.eps, dropout, norm.weight, norm.bias,
+    y_TD: Tensor = _Embed.apply(ids, tables, dtype, norm.eps, dropout, norm.weight, norm.bias,
                                 *(t.weight for t in tables))  # type: ignore[no-untyped-call]  # fmt: skip
     return y_TD

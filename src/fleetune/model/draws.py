@@ -5,6 +5,7 @@ Shape suffixes: T tokens of the batch, B sequences, h heads.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleetune.kernels.random import GOLDEN, NO_DROPOUT, Dropout, as_int64, row_keys, site_key
+from fleetune.kernels.random import GOLDEN, NO_DROPOUT, Dropout, as_int64, site_key
 
 
 class Site(IntEnum):
@@ -27,48 +28,41 @@ class Site(IntEnum):
     HEAD = 5
 
 
+Place = tuple[int, Site]
+"""A layer and a site in it. Layer 0 is the embeddings, 1 the first layer, and one more than the last the head."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Draws:
-    """Dropout of one forward: every mask is a function of these, of the site, the example and the position."""
+    """Dropout of one forward: every mask is a function of seed and step, of the place, the example and the position."""
 
     seed: int
     step: int
     token_keys: Tensor
     """Row keys of the batch's tokens, int64 (T)."""
+    rates: Mapping[Place, float]
+    """Probability that an element is dropped; none where a place is not named."""
 
-    @classmethod
-    def of_batch(cls, seed: int, step: int, example_ids_B: Tensor, position_ids_T: Tensor, boundaries: Tensor) -> Draws:
-        """The draws of a batch.
-
-        Args:
-            seed: The run's seed.
-            step: The update.
-            example_ids_B: Numbers of the examples in their data set, int64 (B).
-            position_ids_T: Place of every token in its sequence, int64 (T).
-            boundaries: Prefix sums of the sequences' lengths, int64 (B + 1).
-        """
-        examples_T = torch.repeat_interleave(example_ids_B, boundaries.diff())
-        return cls(seed=seed, step=step, token_keys=row_keys(examples_T, position_ids_T))
-
-    def at(self, layer: int, site: Site, rate: float, rows: Tensor | None = None) -> Dropout:
+    def at(self, layer: int, site: Site, rows: Tensor | None = None) -> Dropout:
         """The dropout of a place.
 
         Args:
-            layer: 0 for the embeddings, 1 for the first layer, and one more than the last for the head.
-            site: The place.
-            rate: Probability that an element is dropped.
+            layer: See `Place`.
+            site: See `Place`.
             rows: Tokens that the place works on, int64; None: all.
         """
+        rate = self.rates.get((layer, site), 0.0)
         if rate == 0.0:
             return NO_DROPOUT
         keys = self.token_keys if rows is None else self.token_keys[rows]
         return Dropout(rate=rate, site_key=self._site_key(layer, site), row_keys=keys)
 
-    def at_heads_of(self, layer: int, site: Site, rate: float, rows_B: Tensor, num_heads: int) -> Dropout:
+    def at_heads_of(self, layer: int, site: Site, rows_B: Tensor, num_heads: int) -> Dropout:
         """The dropout of the attention of some tokens, whose heads are rows of one wide head (B x h).
 
         The masks are those that `at` gives to the heads.
         """
+        rate = self.rates.get((layer, site), 0.0)
         if rate == 0.0:
             return NO_DROPOUT
         site_key = self._site_key(layer, site)
@@ -79,17 +73,8 @@ class Draws:
         return as_int64(site_key(self.seed, self.step, layer, site))
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoDraws:
-    """Evaluation: nothing is dropped."""
-
-    def at(self, layer: int, site: Site, rate: float, rows: Tensor | None = None) -> Dropout:
-        """No dropout."""
-        return NO_DROPOUT
-
-    def at_heads_of(self, layer: int, site: Site, rate: float, rows_B: Tensor, num_heads: int) -> Dropout:
-        """No dropout."""
-        return NO_DROPOUT
+NO_DRAWS = Draws(seed=0, step=0, token_keys=torch.empty(0, dtype=torch.int64), rates={})
+"""Nothing is dropped."""
 
 
 def drawn_seed() -> int:

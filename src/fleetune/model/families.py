@@ -51,8 +51,6 @@ class OptionNames:
     """Options of the model's config that the arithmetic depends on."""
 
     num_heads: str = "num_attention_heads"
-    hidden_dropout: str = "hidden_dropout_prob"
-    attention_dropout: str = "attention_probs_dropout_prob"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +133,7 @@ def _roberta(model_type: str) -> Family:
                   head=partial(_dense_head, activation=torch.tanh), positions_follow_padding=True)  # fmt: skip
 
 
-_DISTILBERT_OPTIONS = OptionNames(num_heads="n_heads", hidden_dropout="dropout", attention_dropout="attention_dropout")
+_DISTILBERT_OPTIONS = OptionNames(num_heads="n_heads")
 
 _ELECTRA = Family(model_type="electra", backbone="electra", layers="encoder.layer", layer=_BERT_LAYER,
                   head=partial(_dense_head, activation=gelu), embedding_projection="embeddings_project")  # fmt: skip

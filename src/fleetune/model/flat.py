@@ -9,9 +9,9 @@ C labels, h heads, d width of a head.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,21 +23,14 @@ from fleetune.kernels.dropout import dropout_rows
 from fleetune.kernels.embedding import embed
 from fleetune.kernels.linear import lay_together, linear
 from fleetune.kernels.norm import add_norm
-from fleetune.kernels.random import Dropout
+from fleetune.kernels.random import row_keys
 from fleetune.model.activations import activated_linear
-from fleetune.model.draws import Draws, NoDraws, Site, drawn_seed
+from fleetune.model.draws import NO_DRAWS, Draws, Site, drawn_seed
 from fleetune.model.families import Family, LayerNames, part
+from fleetune.model.rates import dropout_rates
 
 _WIDE = 16
 """A wide head is a multiple of this many columns, so that rows begin at a cache line."""
-
-
-class AnyDraws(Protocol):
-    """Where the dropout of a forward comes from: see `Draws`, whose methods these are."""
-
-    def at(self, layer: int, site: Site, rate: float, rows: Tensor | None = None) -> Dropout: ...
-
-    def at_heads_of(self, layer: int, site: Site, rate: float, rows_B: Tensor, num_heads: int) -> Dropout: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +70,6 @@ class EncoderParts:
     """The layers as the model has them: they know whether they are to be computed again in backward."""
     layers: tuple[LayerParts, ...]
     num_heads: int
-    hidden_dropout: float
-    attention_dropout: float
     position_offset: int
     """Added to positions, where they count from the padding token's id + 1."""
 
@@ -89,16 +80,13 @@ class EncoderParts:
         Raises:
             AttributeError: The encoder lacks one.
         """
-        options, config = family.options, backbone.config
         modules = tuple(part(backbone, family.layers))
         return cls(
             embeddings=backbone.embeddings,
             projection=backbone._modules.get(family.embedding_projection),
             modules=modules,
             layers=tuple(LayerParts.of(layer, family.layer) for layer in modules),
-            num_heads=getattr(config, options.num_heads),
-            hidden_dropout=getattr(config, options.hidden_dropout),
-            attention_dropout=getattr(config, options.attention_dropout),
+            num_heads=getattr(backbone.config, family.options.num_heads),
             position_offset=backbone.embeddings.padding_idx + 1 if family.positions_follow_padding else 0,
         )
 
@@ -130,7 +118,7 @@ class FlatEncoder:
         for layer in self._parts.layers:
             lay_together(layer.query, layer.key, layer.value)
 
-    def tokens(self, batch: PackedBatch, draws: AnyDraws, attended: Tensor | None = None) -> Tensor:
+    def tokens(self, batch: PackedBatch, draws: Draws, attended: Tensor | None = None) -> Tensor:
         """The last hidden state of all tokens (T, D), in the encoder's dtype.
 
         Args:
@@ -140,12 +128,12 @@ class FlatEncoder:
         """
         return self._below(self.num_layers, batch, draws, attended)
 
-    def first_tokens(self, batch: PackedBatch, draws: AnyDraws) -> Tensor:
+    def first_tokens(self, batch: PackedBatch, draws: Draws) -> Tensor:
         """The last hidden state of each sequence's first token (B, D): all that a sequence-level head reads."""
         x_TD = self._below(self.num_layers - 1, batch, draws)
         return self._run(self.num_layers, partial(self._last_layer, batch=batch, draws=draws), x_TD)
 
-    def _below(self, num_layers: int, batch: PackedBatch, draws: AnyDraws, attended: Tensor | None = None) -> Tensor:
+    def _below(self, num_layers: int, batch: PackedBatch, draws: Draws, attended: Tensor | None = None) -> Tensor:
         """The hidden state after some layers (T, D)."""
         cu_q, keys = batch.boundaries, None
         cu_k = cu_q
@@ -170,27 +158,22 @@ class FlatEncoder:
         width = self._parts.layers[0].query.out_features // self._parts.num_heads
         return Sequences(cu_q=cu_q, cu_k=cu_k, num_heads=num_heads, scale=width**-0.5)
 
-    def _embed(self, batch: PackedBatch, draws: AnyDraws) -> Tensor:
+    def _embed(self, batch: PackedBatch, draws: Draws) -> Tensor:
         tables, parts = self._parts.embeddings, self._parts
         lookups = [(tables.word_embeddings, batch.token_ids)]
         if "token_type_embeddings" in tables._modules:
             types = batch.type_ids if batch.type_ids is not None else torch.zeros_like(batch.token_ids)
             lookups.append((tables.token_type_embeddings, types))
         lookups.append((tables.position_embeddings, batch.position_ids + parts.position_offset))
-        dropout = draws.at(0, Site.EMBEDDINGS, parts.hidden_dropout)
-        if any(_takes_padding(table, ids) for table, ids in lookups):
-            summed_TD = sum((table(ids) for table, ids in lookups[1:]), lookups[0][0](lookups[0][1]))
-            x_TD = dropout_rows(tables.LayerNorm(summed_TD), dropout).to(self.dtype)
-        else:
-            x_TD = embed(lookups, tables.LayerNorm, dropout, self.dtype)
+        x_TD = embed(lookups, tables.LayerNorm, draws.at(0, Site.EMBEDDINGS), self.dtype)
         return x_TD if parts.projection is None else linear(x_TD, parts.projection)
 
     def _layer(self, number: int, x_TD: Tensor, *, sequences: Sequences, keys: Tensor | None,
-               draws: AnyDraws) -> Tensor:  # fmt: skip
+               draws: Draws) -> Tensor:  # fmt: skip
         """A layer for all tokens (post-norm, as in BERT), of which some (`keys`; None: all) are attended to."""
         layer = self._parts.layers[number - 1]
         qkv = linear(x_TD, layer.query, layer.key, layer.value)
-        dropout = draws.at(number, Site.ATTENTION, self._parts.attention_dropout)
+        dropout = draws.at(number, Site.ATTENTION)
         if keys is None:
             attended_TD = self_attention(qkv, sequences, dropout)
         else:
@@ -198,7 +181,7 @@ class FlatEncoder:
             attended_TD = attention(q_TD, k_TD[keys], v_TD[keys], sequences, dropout)
         return self._after_attention(number, attended_TD, x_TD, draws, None)
 
-    def _last_layer(self, x_TD: Tensor, *, batch: PackedBatch, draws: AnyDraws) -> Tensor:
+    def _last_layer(self, x_TD: Tensor, *, batch: PackedBatch, draws: Draws) -> Tensor:
         """The last layer for the first tokens only (B, D)."""
         number, layer = self.num_layers, self._parts.layers[-1]
         first_BD = x_TD[batch.first_token]
@@ -206,7 +189,7 @@ class FlatEncoder:
         return self._after_attention(number, attended_BD, first_BD, draws, batch.first_token)
 
     def _attend_first(self, number: int, layer: LayerParts, first_BD: Tensor, x_TD: Tensor, batch: PackedBatch,
-                      draws: AnyDraws) -> Tensor:  # fmt: skip
+                      draws: Draws) -> Tensor:  # fmt: skip
         """Attention of one query a sequence, without keys or values of any token.
 
         q . (W_k x + b_k) = (W_k' q) . x + b_k . q, and sum p (W_v x + b_v) = W_v (sum p x) + b_v sum p: with a column
@@ -219,27 +202,20 @@ class FlatEncoder:
         keys_hdE, values_hdE = (_with_bias(m, x_TE).unflatten(0, (num_heads, -1)) for m in (layer.key, layer.value))
         rows = torch.bmm(q_hBd, keys_hdE).transpose(0, 1).flatten(0, 1)
         heads_cu = torch.arange(len(batch) + 1) * num_heads
-        dropout = draws.at_heads_of(number, Site.ATTENTION, self._parts.attention_dropout, batch.first_token, num_heads)
+        dropout = draws.at_heads_of(number, Site.ATTENTION, batch.first_token, num_heads)
         mixed = attention(rows, x_TE, x_TE, self._sequences(heads_cu, batch.boundaries, 1), dropout)
         mixed_hBE = mixed.unflatten(0, (-1, num_heads)).transpose(0, 1)
         attended_BD: Tensor = torch.bmm(mixed_hBE, values_hdE.transpose(1, 2)).transpose(0, 1).flatten(1)
         return attended_BD
 
-    def _after_attention(self, number: int, attended: Tensor, residual: Tensor, draws: AnyDraws,
+    def _after_attention(self, number: int, attended: Tensor, residual: Tensor, draws: Draws,
                          rows: Tensor | None) -> Tensor:  # fmt: skip
         """The rest of a layer, for the rows that it is wanted for (None: all)."""
-        layer, rate = self._parts.layers[number - 1], self._parts.hidden_dropout
+        layer = self._parts.layers[number - 1]
         output = linear(attended, layer.attention_output)
-        x = add_norm(output, residual, layer.attention_norm, draws.at(number, Site.ATTENTION_OUTPUT, rate, rows))
+        x = add_norm(output, residual, layer.attention_norm, draws.at(number, Site.ATTENTION_OUTPUT, rows))
         output = activated_linear(linear(x, layer.up), layer.activation, layer.down)
-        return add_norm(output, x, layer.output_norm, draws.at(number, Site.OUTPUT, rate, rows))
-
-
-def _takes_padding(table: nn.Embedding, ids: Tensor) -> bool:
-    """Whether a row is looked up whose gradient is zero by definition, which the fused kernel knows nothing of."""
-    if table.padding_idx is None or not table.weight.requires_grad or not torch.is_grad_enabled():
-        return False
-    return bool((ids == table.padding_idx).any())
+        return add_norm(output, x, layer.output_norm, draws.at(number, Site.OUTPUT, rows))
 
 
 def _by_head(x_BD: Tensor, num_heads: int) -> Tensor:
@@ -302,14 +278,17 @@ class FlatClassifier(nn.Module):
         first_BD = self._encoder.first_tokens(batch, draws).float()
 
         def drop(x_BD: Tensor, dropout: nn.Dropout, site: Site) -> Tensor:
-            place = draws.at(self._encoder.num_layers + 1, site, dropout.p, batch.first_token)
-            return dropout_rows(x_BD, place)
+            head = self._encoder.num_layers + 1, site
+            rates = {head: dropout.p if dropout.training else 0.0}
+            return dropout_rows(x_BD, replace(draws, rates=rates).at(*head, batch.first_token))
 
         logits_BC: Tensor = self._family.head(self.model, first_BD, drop)
         return logits_BC
 
-    def _draws(self, batch: PackedBatch) -> AnyDraws:
+    def _draws(self, batch: PackedBatch) -> Draws:
         if not self.training:
-            return NoDraws()
+            return NO_DRAWS
         seed, step = self._step or (drawn_seed(), 0)
-        return Draws.of_batch(seed, step, batch.example_ids, batch.position_ids, batch.boundaries)
+        examples_T = torch.repeat_interleave(batch.example_ids, batch.boundaries.diff())
+        rates = dropout_rates(part(self.model, self._family.backbone), self._family)
+        return Draws(seed=seed, step=step, token_keys=row_keys(examples_T, batch.position_ids), rates=rates)

@@ -12,15 +12,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from fleetune.model.draws import Site
-from fleetune.model.families import Family, part
+from fleetune.model.families import Family
 from fleetune.model.flat import EncoderParts
-
-Place = tuple[int, Site]
-"""A layer, from 1 (0: the embeddings), and a site in it."""
+from fleetune.model.rates import dropouts
 
 _ATTENTION = ("eager", "sdpa")
 """Implementations of attention that compute what ours does, by transformers' names."""
+_IDLE = {
+    ("transformers.utils.output_capturing", "output_capturing_hook"),
+    ("transformers.modeling_utils", "make_inputs_require_grads"),
+}
+"""Hooks, by module and name, that transformers leaves behind: once it was asked for hidden states, which it then reads
+only in calls that ask for them; and with gradient checkpointing, whose older kind needs inputs that have gradients."""
 _STOCK = ("torch.nn.modules.", "transformers.models.", "transformers.activations")
 
 
@@ -55,8 +58,7 @@ def is_untouched(module: nn.Module) -> bool:
 
 
 def _is_idle(hook: Any) -> bool:
-    """Whether it is one of those that transformers leaves behind once it was asked for hidden states."""
-    return getattr(hook, "__module__", None) == "transformers.utils.output_capturing"
+    return (getattr(hook, "__module__", ""), getattr(hook, "__name__", "")) in _IDLE
 
 
 def _problem_of_module(module: nn.Module) -> str | None:
@@ -118,26 +120,3 @@ def _is_plain_norm(norm: Any) -> bool:
 
 def _is_plain_dropout(dropout: nn.Module | None) -> bool:
     return dropout is None or (type(dropout) is nn.Dropout and dropout.p < 1.0)
-
-
-def dropouts(backbone: Any, family: Family) -> Iterator[tuple[Place, nn.Module | None, nn.Module]]:
-    """Every dropout of the encoder: its place, its module, and the module that says whether this is training."""
-    names = family.layer
-    yield (0, Site.EMBEDDINGS), backbone.embeddings.dropout, backbone.embeddings.dropout
-    for number, layer in enumerate(part(backbone, family.layers), start=1):
-        # The probabilities are dropped by a function, at the rate of the module, when the module around it is training.
-        around = part(layer, names.attention_dropout.rpartition(".")[0])
-        yield (number, Site.ATTENTION), part(layer, names.attention_dropout), around
-        name = names.attention_output_dropout
-        module = None if name is None else part(layer, name)
-        yield (number, Site.ATTENTION_OUTPUT), module, layer if module is None else module
-        output = part(layer, names.output_dropout)
-        yield (number, Site.OUTPUT), output, output
-
-
-def dropout_rates(backbone: Any, family: Family) -> dict[Place, float]:
-    """The rate of every dropout of the encoder, as its own forward would use it now."""
-    return {
-        place: module.p if isinstance(module, nn.Dropout) and says.training else 0.0
-        for place, module, says in dropouts(backbone, family)
-    }
