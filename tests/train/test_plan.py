@@ -14,7 +14,7 @@ from fleetune.train.plan import TrainPlan, make_plan
 def plan(config: RunConfig, *, processes: int = 1, num_examples: int = 100, unpadded: bool = True) -> TrainPlan:
     return make_plan(
         config, processes=processes, threads=3, num_examples=num_examples, num_tokens=54_321, longest=77,
-        unpadded=unpadded, dtype="float32",
+        unpadded=unpadded, dtype="float32", kernels="compiled",
     )  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def test_lines_tell_the_global_batch_and_how_the_rate_came_about() -> None:
         "global batch   64 examples = 4 processes x 8 x 2 accumulation steps",
         "learning rate  2e-05 x 4 (--scale_lr linear, 4 processes) = 8e-05, linear, 4 warm-up steps",
         "steps          579 (3 epochs of 193)",
-        "arithmetic     float32",
+        "arithmetic     float32, kernels: compiled",
         "batches        flat, no padding",
     ]
 

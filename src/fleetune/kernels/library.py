@@ -40,6 +40,11 @@ class Kernels:
     path: Path | None
     """The library; None with plain PyTorch."""
 
+    @property
+    def name(self) -> str:
+        """What to call them in a plan or a record."""
+        return "compiled" if self.compiled else "plain PyTorch"
+
 
 def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

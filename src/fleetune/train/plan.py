@@ -43,6 +43,8 @@ class TrainPlan:
     """Whether the model runs through the flat forward."""
     dtype: str
     """What layers compute in: float32 or bfloat16."""
+    kernels: str
+    """The first rank's: compiled, or plain PyTorch."""
 
     @property
     def global_batch_size(self) -> int:
@@ -74,6 +76,7 @@ class TrainPlan:
         warmup = (
             "no warm-up" if self.warmup_steps == 0 else _counted(self.warmup_steps, "warm-up step", "warm-up steps")
         )
+        master = "" if self.dtype == "float32" else " with float32 master weights"
         return [
             f"ranks          {processes} x {_counted(self.threads, 'thread', 'threads')}",
             f"data           {self.num_examples:,} examples, {self.num_tokens:,} tokens, longest {self.longest}",
@@ -81,7 +84,7 @@ class TrainPlan:
             f"learning rate  {rate}, {warmup}",
             f"steps          {self.total_steps:,} ({self.epochs:.3g} {'epoch' if self.epochs == 1 else 'epochs'} of "
             f"{self.steps_per_epoch:,})",
-            f"arithmetic     {self.dtype}" + (", float32 master weights" if self.dtype != "float32" else ""),
+            f"arithmetic     {self.dtype}{master}, kernels: {self.kernels}",
             f"batches        {'flat, no padding' if self.unpadded else 'padded to the longest: the slower way'}",
         ]
 
@@ -100,6 +103,7 @@ def make_plan(
     longest: int,
     unpadded: bool,
     dtype: str,
+    kernels: str,
 ) -> TrainPlan:
     """Resolve a run's settings against its data and its processes."""
     global_batch = processes * config.per_device_train_batch_size * config.gradient_accumulation_steps
@@ -123,6 +127,7 @@ def make_plan(
         learning_rate=config.learning_rate * _LR_SCALES[config.scale_lr](processes),
         unpadded=unpadded,
         dtype=dtype,
+        kernels=kernels,
     )
 
 

@@ -124,7 +124,7 @@ def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, te
     plan = make_plan(
         config, processes=ranks.world_size, threads=threads, num_examples=len(train_table),
         num_tokens=train_table.num_tokens, longest=int(train_table.lengths.max()), unpadded=classifier.unpadded,
-        dtype=precision.dtype,
+        dtype=precision.dtype, kernels=load_kernels().name,
     )  # fmt: skip
     check_best_metric(config, data.task)
     record.notices += [*data.notices, *classifier.notices, *precision.notices]

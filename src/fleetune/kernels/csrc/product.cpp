@@ -18,6 +18,16 @@ constexpr int64_t kDepth = 512;      // of a block: a panel of B of this depth i
 constexpr int64_t kRowPanels = 8;    // panels of A in a task, packed into the second-level cache
 constexpr int64_t kPackedRows = 32;  // rows of B that a thread packs at once
 
+// Elements of two vectors by number, 4 to 7 those of the second.
+template <int A, int B, int C, int D>
+FLEETUNE_INLINE Four pick(Four x, Four y) {
+#if defined(__clang__)
+  return __builtin_shufflevector(x, y, A, B, C, D);
+#else
+  return __builtin_shuffle(x, y, FourInts{A, B, C, D});
+#endif
+}
+
 // out[k * R + i] = line i's element k, for a multiple of four lines that are contiguous in k.
 template <int R>
 void transpose_lines(const float* data, int64_t line, int lines, int64_t depth, float* out) {
@@ -28,14 +38,14 @@ void transpose_lines(const float* data, int64_t line, int lines, int64_t depth, 
     for (; k + 4 <= depth; k += 4) {
       const Four a = *(const Four*)(s + k), b = *(const Four*)(s + line + k);
       const Four c = *(const Four*)(s + 2 * line + k), e = *(const Four*)(s + 3 * line + k);
-      const Four ab_low = __builtin_shuffle(a, b, FourInts{0, 4, 1, 5});
-      const Four ab_high = __builtin_shuffle(a, b, FourInts{2, 6, 3, 7});
-      const Four ce_low = __builtin_shuffle(c, e, FourInts{0, 4, 1, 5});
-      const Four ce_high = __builtin_shuffle(c, e, FourInts{2, 6, 3, 7});
-      *(Four*)(d + k * R) = __builtin_shuffle(ab_low, ce_low, FourInts{0, 1, 4, 5});
-      *(Four*)(d + (k + 1) * R) = __builtin_shuffle(ab_low, ce_low, FourInts{2, 3, 6, 7});
-      *(Four*)(d + (k + 2) * R) = __builtin_shuffle(ab_high, ce_high, FourInts{0, 1, 4, 5});
-      *(Four*)(d + (k + 3) * R) = __builtin_shuffle(ab_high, ce_high, FourInts{2, 3, 6, 7});
+      const Four ab_low = pick<0, 4, 1, 5>(a, b);
+      const Four ab_high = pick<2, 6, 3, 7>(a, b);
+      const Four ce_low = pick<0, 4, 1, 5>(c, e);
+      const Four ce_high = pick<2, 6, 3, 7>(c, e);
+      *(Four*)(d + k * R) = pick<0, 1, 4, 5>(ab_low, ce_low);
+      *(Four*)(d + (k + 1) * R) = pick<2, 3, 6, 7>(ab_low, ce_low);
+      *(Four*)(d + (k + 2) * R) = pick<0, 1, 4, 5>(ab_high, ce_high);
+      *(Four*)(d + (k + 3) * R) = pick<2, 3, 6, 7>(ab_high, ce_high);
     }
     for (; k < depth; k++)
       for (int j = 0; j < 4; j++) d[k * R + j] = s[j * line + k];
