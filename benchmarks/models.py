@@ -25,10 +25,8 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 SEED = 42
 
-# ---- INTEGRATION: settings that hold fleetune to float32, as its peers compute. Once `RunConfig` has `bf16` (its
-# "auto" may choose bfloat16 on CPUs with units for it), this reads {"bf16": "false"}.
 FLOAT32_SETTINGS: Mapping[str, Any] = {"bf16": "false"}
-# ----
+"""What holds fleetune to the arithmetic that its peers compute in."""
 
 
 def add_size_option(parser: argparse.ArgumentParser) -> None:

@@ -109,15 +109,18 @@ class FleetuneArm(Arm):
         threads: Of this process.
         cached: Whether the tokens are in the cache already, as when a file is predicted again. If not, every turn has
             a cache of its own and tokenises.
+        bf16: Compute in bfloat16.
     """
 
-    def __init__(self, model: Path, source: Path, folder: Path, threads: int, *, cached: bool) -> None:
+    def __init__(
+        self, model: Path, source: Path, folder: Path, threads: int, *, cached: bool, bf16: bool = False
+    ) -> None:
         from fleetune.comm.ranks import Ranks
         from fleetune.config import RunConfig
         from fleetune.evaluate.program import open_model
         from fleetune.report.terminal import SilentTerminal
 
-        self.name = "fleetune, tokens cached" if cached else "fleetune"
+        self.name = "fleetune" + (", bfloat16" if bf16 else "") + (", tokens cached" if cached else "")
         self._source, self._folder, self._cached = source, folder, cached
         config = RunConfig(
             model=str(model),
@@ -126,7 +129,7 @@ class FleetuneArm(Arm):
             per_device_eval_batch_size=BATCH_SIZE,
             cache_dir=folder / "cache",
             threads=threads,
-            **FLOAT32_SETTINGS,
+            **({"bf16": "true"} if bf16 else FLOAT32_SETTINGS),
         )
         self._model = open_model(config, Ranks(None, None), SilentTerminal())
         self._turn = 0
@@ -246,10 +249,11 @@ def write_classifier(encoder: Path, folder: Path) -> Path:
 def arms_of(model: Path, pairs: Sequence[Pair], folder: Path, threads: int) -> list[Arm]:
     """All that is compared."""
     source = write_pairs(folder / "texts.csv", pairs)
-    folders = {cached: folder / f"cached-{cached}" for cached in (False, True)}
-    for own in folders.values():
+    ours = []
+    for number, (cached, bf16) in enumerate(((False, False), (True, False), (False, True))):
+        own = folder / f"arm-{number}"
         own.mkdir()
-    ours = [FleetuneArm(model, source, own, threads, cached=cached) for cached, own in folders.items()]
+        ours.append(FleetuneArm(model, source, own, threads, cached=cached, bf16=bf16))
     return [PipelineArm(model, pairs), *ours]
 
 
