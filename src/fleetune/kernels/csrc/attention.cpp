@@ -1,5 +1,8 @@
 #include "attention.h"
 
+#include <omp.h>
+
+#include <initializer_list>
 #include <numeric>
 
 #include "product.h"
@@ -132,12 +135,31 @@ void draw_factors(const Sequences& s, const Item& item, int64_t query, const Ran
     s.dropout.factors(item.q_first + query, item.head, range.begin / 32 * 32, range.end, factors);
 }
 
+// Asks for the rows of the item that comes next, one a call: they lie far apart, which no prefetcher of a CPU follows.
+template <class T>
+void fetch_row(const Item* next, int64_t index, const Sequences& s, std::initializer_list<Heads<const T>> by_query,
+               std::initializer_list<Heads<const T>> by_key) {
+  if (!next) return;
+  const auto fetch = [&](const T* row) {
+    for (int64_t j = 0; j < s.width; j += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + j);
+  };
+  if (index < next->num_q)
+    for (const Heads<const T>& x : by_query) fetch(x.at(next->q_first + index, next->head, s.width));
+  if (index < next->num_k)
+    for (const Heads<const T>& x : by_key) fetch(x.at(next->k_first + index, next->head, s.width));
+}
+
+// Items that a thread takes at once: the heads of a sequence lie beside each other.
+int64_t items_at_once(size_t count) {
+  return std::clamp<int64_t>(int64_t(count) / (8 * omp_get_max_threads()), 1, 12);
+}
+
 struct ForwardMemory {
   Scratch keys, values, queries, scores, out, factors;
 };
 
 template <class T>
-void forward_item(const Sequences& s, const Item& item, Heads<const T> q, Heads<const T> k, Heads<const T> v,
+void forward_item(const Sequences& s, const Item& item, const Item* next, Heads<const T> q, Heads<const T> k, Heads<const T> v,
                   Heads<T> out, float* lse, ForwardMemory& memory) {
   const Blocks blocks(s, item);
   const int64_t width = padded(s.width), num_k = item.num_k;
@@ -157,6 +179,7 @@ void forward_item(const Sequences& s, const Item& item, Heads<const T> q, Heads<
                     scores + block.begin, blocks.row, false);
     for (int64_t i = 0; i < count; i++) {
       float* row = scores + i * blocks.row;
+      fetch_row<T>(next, q0 + i, s, {q}, {k, v});
       const Softmax softmax = exponentiate(row, blocks.range_of(q0 + i, block), s.scale);
       lse[(first_row + i) * s.num_heads + item.head] = softmax.log_sum;
       draw_factors(s, item, q0 + i, block, factors);
@@ -175,7 +198,7 @@ struct BackwardMemory {
 };
 
 template <class T>
-void backward_item(const Sequences& s, const Item& item, Heads<const T> dout, Heads<const T> q, Heads<const T> k,
+void backward_item(const Sequences& s, const Item& item, const Item* next, Heads<const T> dout, Heads<const T> q, Heads<const T> k,
                    Heads<const T> v, const float* lse, Heads<T> dq, Heads<T> dk, Heads<T> dv, BackwardMemory& memory) {
   const Blocks blocks(s, item);
   const int64_t width = padded(s.width), num_k = item.num_k;
@@ -208,6 +231,7 @@ void backward_item(const Sequences& s, const Item& item, Heads<const T> dout, He
                     values + block.begin * s.width, s.width, num_columns, dscores + block.begin, blocks.row, false);
     for (int64_t i = 0; i < count; i++) {
       float *p = scores + i * blocks.row, *d = dscores + i * blocks.row;
+      fetch_row<T>(next, q0 + i, s, {q, dout}, {k, v});
       const Range range = blocks.range_of(q0 + i, block);
       const float log_sum = lse[(first_row + i) * s.num_heads + item.head], scale = s.scale;
       draw_factors(s, item, q0 + i, block, factors);
@@ -247,11 +271,14 @@ template <class T>
 void attention_forward(const Sequences& s, Heads<const T> q, Heads<const T> k, Heads<const T> v, Heads<T> out,
                        float* lse) {
   const std::vector<Item> items = items_of(s);
+  const size_t at_once = items_at_once(items.size());
 #pragma omp parallel
   {
     static thread_local ForwardMemory memory;
 #pragma omp for schedule(dynamic, 1)
-    for (size_t i = 0; i < items.size(); i++) forward_item(s, items[i], q, k, v, out, lse, memory);
+    for (size_t first = 0; first < items.size(); first += at_once)
+      for (size_t i = first; i < std::min(items.size(), first + at_once); i++)
+        forward_item(s, items[i], i + 1 < items.size() ? &items[i + 1] : nullptr, q, k, v, out, lse, memory);
   }
 }
 
@@ -259,11 +286,15 @@ template <class T>
 void attention_backward(const Sequences& s, Heads<const T> dout, Heads<const T> q, Heads<const T> k, Heads<const T> v,
                         const float* lse, Heads<T> dq, Heads<T> dk, Heads<T> dv) {
   const std::vector<Item> items = items_of(s);
+  const size_t at_once = items_at_once(items.size());
 #pragma omp parallel
   {
     static thread_local BackwardMemory memory;
 #pragma omp for schedule(dynamic, 1)
-    for (size_t i = 0; i < items.size(); i++) backward_item(s, items[i], dout, q, k, v, lse, dq, dk, dv, memory);
+    for (size_t first = 0; first < items.size(); first += at_once)
+      for (size_t i = first; i < std::min(items.size(), first + at_once); i++)
+        backward_item(s, items[i], i + 1 < items.size() ? &items[i + 1] : nullptr, dout, q, k, v, lse, dq, dk, dv,
+                      memory);
   }
 }
 
