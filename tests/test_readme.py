@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fleetune.config import RunConfig
+from fleetune.kernels.library import load_kernels
 from tests.conftest import REPOSITORY, TinyData, environment, read_json, write_pairs
 
 pytestmark = pytest.mark.slow
@@ -30,7 +32,12 @@ OWN_FILES = "--train_file train.csv --validation_file dev.csv --model ./my-encod
 
 @pytest.fixture
 def workplace(tiny_model: Path, tiny_data: TinyData, tmp_path: Path) -> Path:
-    """A folder with what the commands name."""
+    """A folder with what the commands name, which is their home too; the kernels compiled for the tests are in it."""
+    load_kernels()
+    kernels = RunConfig.cache_dir.expanduser() / "kernels"
+    if kernels.is_dir():
+        (tmp_path / ".cache" / "fleetune").mkdir(parents=True)
+        (tmp_path / ".cache" / "fleetune" / "kernels").symlink_to(kernels)
     shutil.copytree(tiny_model, tmp_path / "my-encoder")
     shutil.copytree(tiny_model, tmp_path / "bert-base-uncased")
     shutil.copy(tiny_data.train, tmp_path / "train.csv")
@@ -64,7 +71,8 @@ def test_the_readme_has_the_commands_that_are_tested_here() -> None:
     verbs = [" ".join(command.split()[:2]) for command in COMMANDS]
     assert verbs.count("fleetune train") == 3
     assert {"fleetune evaluate", "fleetune predict", "torchrun --nproc-per-node"} <= set(verbs)
-    assert len(PYTHON) == 1
+    assert verbs.count("fleetune build-kernels") == 1
+    assert len(PYTHON) == 2
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if " train" in c and "--help" not in c])
@@ -81,6 +89,21 @@ def test_evaluate_and_predict_commands(workplace: Path) -> None:
     assert "accuracy" in run(evaluate, workplace)
     run(predict, workplace)
     assert len((workplace / "predictions.jsonl").read_text().splitlines()) == 9
+
+
+def test_the_kernels_command(workplace: Path) -> None:
+    (command,) = (c for c in COMMANDS if "build-kernels" in c)
+    assert "libfleetune.so" in run(command, workplace)
+
+
+def test_the_line_for_a_script(tiny_model: Path, tmp_path: Path) -> None:
+    """The example with a model in front, and a use of it behind."""
+    before = f"import transformers\nmodel = transformers.AutoModel.from_pretrained({str(tiny_model)!r})\n"
+    after = "\nimport torch\nprint(tuple(model(torch.tensor([[2, 5, 3]])).last_hidden_state.shape))\n"
+    result = subprocess.run([sys.executable, "-W", "error", "-c", before + PYTHON[1] + after], env=environment(),
+                            check=False, capture_output=True, text=True, timeout=240)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split("\n")[-2] == "(1, 3, 32)"
 
 
 def test_the_python_example(workplace: Path) -> None:
