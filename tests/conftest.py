@@ -68,6 +68,14 @@ def make_tiny_model(folder: Path, *, dropout: float = 0.0, **changes: Any) -> Pa
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _kernels_are_compiled() -> None:
+    """Before the first test, so that no test's output has the lines about it, and no time limit counts it."""
+    from fleetune.kernels.library import load_kernels
+
+    load_kernels(lambda line: None)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Without dropout."""
