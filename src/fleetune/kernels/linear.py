@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from fleetune.kernels.contest import torch_wins
 from fleetune.kernels.library import raw_ops
 
 
 def product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """a b, and the bias in every row: (M, N), in the type of `a`; any strides. Not known to autograd."""
-    result: Tensor
-    if a_MK.dtype == torch.bfloat16:
-        b_KN = b_KN.to(torch.bfloat16)
-        return torch.mm(a_MK, b_KN) if bias_N is None else torch.addmm(bias_N.to(torch.bfloat16), a_MK, b_KN)
-    result = raw_ops().product(a_MK, b_KN, bias_N)
+    if a_MK.dtype == torch.bfloat16 or torch_wins():
+        b_KN = b_KN.to(a_MK.dtype)
+        return torch.mm(a_MK, b_KN) if bias_N is None else torch.addmm(bias_N.to(a_MK.dtype), a_MK, b_KN)
+    result: Tensor = raw_ops().product(a_MK, b_KN, bias_N)
     return result
 
 

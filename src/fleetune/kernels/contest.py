@@ -1,0 +1,78 @@
+"""Whose matrix products are faster on this machine: ours, or torch's (MKL, OpenBLAS, Accelerate).
+
+Which one wins depends on the CPU, on its number of threads and on torch's build. So the first process that asks
+measures, for a fraction of a second, and writes the answer beside the compiled kernels: later runs compute with the
+same products, and therefore the same last bits. Delete `products-*.json` there to measure anew.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fleetune.errors import OutputError
+from fleetune.files import write_json
+from fleetune.kernels.library import load_kernels
+
+Product = Callable[[Tensor, Tensor], Tensor]
+
+MARGIN = 1.05
+"""How many times as fast torch's must be to be taken."""
+_MEASURED_S = 0.3
+_ROWS, _SHAPES = 768, ((768, 768), (3072, 768), (768, 3072))
+_known: dict[int, bool] = {}
+
+
+def torch_wins() -> bool:
+    """Whether torch's products are clearly faster with the threads that this process has; measured once."""
+    threads = torch.get_num_threads()
+    if threads not in _known:
+        kernels = load_kernels()
+        _known[threads] = kernels.path is not None and _kept(kernels.path.parent, threads)
+    return _known[threads]
+
+
+def _kept(folder: Path, threads: int) -> bool:
+    """The answer in a folder; measured and written there by the first process of several that ask."""
+    path = folder / f"products-{threads}.json"
+    try:
+        with (folder / "products.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            told = _read(path)
+            if told is None:
+                told = {"times_as_fast": contest(torch.mm, torch.ops.fleetune.product), "threads": threads}
+                write_json(path, told)
+    except (OSError, OutputError):  # a folder that cannot be written: every process measures for itself
+        told = {"times_as_fast": contest(torch.mm, torch.ops.fleetune.product)}
+    return bool(told["times_as_fast"] > MARGIN)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return told if float(told["times_as_fast"]) > 0 else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def contest(one: Product, other: Product) -> float:
+    """How many times as fast `one` is for the three products of some linear layers, forward and backward."""
+    operands = [(torch.randn(_ROWS, i), torch.randn(o, i), torch.randn(_ROWS, o)) for o, i in _SHAPES]
+    seconds = {one: float("inf"), other: float("inf")}
+    began = time.perf_counter()
+    while time.perf_counter() - began < _MEASURED_S or float("inf") in seconds.values():
+        for product in seconds:  # in turns, so that whatever else the machine does meets both
+            start = time.perf_counter()
+            for x, weight, dy in operands:
+                product(x, weight.t())
+                product(dy, weight)
+                product(dy.t(), x)
+            seconds[product] = min(seconds[product], time.perf_counter() - start)
+    return seconds[other] / seconds[one]

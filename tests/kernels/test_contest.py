@@ -1,0 +1,86 @@
+"""Whose products are taken: measured once, kept, and read again."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fleetune.kernels import contest
+from fleetune.kernels.library import load_kernels
+from fleetune.kernels.linear import product
+
+
+@pytest.fixture(autouse=True)
+def _forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not load_kernels().compiled:
+        pytest.skip(load_kernels().reason)
+    monkeypatch.setattr(contest, "_known", {})
+
+
+def rigged(monkeypatch: pytest.MonkeyPatch, times_as_fast: float) -> list[object]:
+    """A contest with that outcome; gives the list of its rounds."""
+    rounds: list[object] = []
+
+    def outcome(*arms: object) -> float:
+        rounds.append(arms)
+        return times_as_fast
+
+    monkeypatch.setattr(contest, "contest", outcome)
+    return rounds
+
+
+@pytest.mark.parametrize(("times_as_fast", "wins"), [(0.8, False), (1.04, False), (1.06, True), (2.0, True)])
+def test_torch_must_be_clearly_faster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, times_as_fast: float, wins: bool
+) -> None:
+    rounds = rigged(monkeypatch, times_as_fast)
+    assert contest._kept(tmp_path, 3) == wins
+    assert contest._kept(tmp_path, 3) == wins
+    assert len(rounds) == 1, "the second one read what the first wrote"
+    assert json.loads((tmp_path / "products-3.json").read_text()) == {"times_as_fast": times_as_fast, "threads": 3}
+
+
+def test_each_number_of_threads_has_its_own_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rounds = rigged(monkeypatch, 2.0)
+    contest._kept(tmp_path, 1)
+    contest._kept(tmp_path, 2)
+    assert len(rounds) == 2
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"times_as_fast": "fast"}', '{"times_as_fast": -1}', "{}"])
+def test_a_spoiled_file_is_written_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str) -> None:
+    (tmp_path / "products-2.json").write_text(content)
+    assert len(rigged(monkeypatch, 2.0)) == 0
+    assert contest._kept(tmp_path, 2)
+    assert json.loads((tmp_path / "products-2.json").read_text())["times_as_fast"] == 2.0
+
+
+def test_a_folder_that_cannot_be_written_does_no_harm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rounds = rigged(monkeypatch, 2.0)
+    assert contest._kept(tmp_path / "gone", 2)
+    assert len(rounds) == 1
+
+
+def test_the_slower_of_two_loses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contest, "_MEASURED_S", 0.01)
+    monkeypatch.setattr(contest, "_SHAPES", ((8, 8),))
+
+    def slow(a: Tensor, b: Tensor) -> Tensor:
+        time.sleep(0.01)
+        return torch.mm(a, b)
+
+    assert contest.contest(torch.mm, slow) > 3
+    assert contest.contest(slow, torch.mm) < 0.3
+
+
+@pytest.mark.parametrize("wins", [False, True])
+def test_both_give_the_product(monkeypatch: pytest.MonkeyPatch, wins: bool) -> None:
+    monkeypatch.setattr(contest, "_known", {torch.get_num_threads(): wins})
+    a, b, bias = torch.randn(5, 7), torch.randn(9, 7), torch.randn(9)
+    torch.testing.assert_close(product(a, b.t(), bias), a @ b.t() + bias)
+    torch.testing.assert_close(product(a, b.t()), a @ b.t())
