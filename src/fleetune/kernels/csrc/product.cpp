@@ -15,7 +15,7 @@ typedef float Four __attribute__((vector_size(16), aligned(alignof(float))));
 typedef int32_t FourInts __attribute__((vector_size(16)));
 
 constexpr int64_t kDepth = 512;      // of a block: a panel of B of this depth is read from the second-level cache
-constexpr int64_t kRowPanels = 8;    // panels of A in a task, packed into the second-level cache
+constexpr int64_t kRowPanels = 24;   // of A in a task at most: packed, they fill half a second-level cache
 constexpr int64_t kPackedRows = 32;  // rows of B that a thread packs at once
 
 // Elements of two vectors by number, 4 to 7 those of the second.
