@@ -41,8 +41,8 @@ test: lint
 
 bench: $(TOOLS)
 	$(BIN)/python -m benchmarks.train_speed
-	$(BIN)/python -m benchmarks.train_speed --size bert-base --rounds 4 --steps 3 --profile_steps 2
-	$(BIN)/python -m benchmarks.train_speed --lengths squad --rounds 4 --steps 5 --profile_steps 3
+	$(BIN)/python -m benchmarks.train_speed --size bert-base --rounds 4 --steps 2 --profile_steps 1
+	$(BIN)/python -m benchmarks.train_speed --lengths squad --rounds 5 --steps 2 --profile_steps 1
 	$(BIN)/python -m benchmarks.train_memory
 	$(BIN)/python -m benchmarks.predict_speed
 	$(BIN)/python -m benchmarks.data_memory

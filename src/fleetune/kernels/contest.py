@@ -39,6 +39,11 @@ def torch_wins() -> bool:
     return _known[threads]
 
 
+def kernels_in_use() -> str:
+    """What computes in this process, in words, for a plan or a record."""
+    return load_kernels().name + (", matrix products by torch" if torch_wins() else "")
+
+
 def _kept(folder: Path, threads: int) -> bool:
     """The answer in a folder; measured and written there by the first process of several that ask."""
     path = folder / f"products-{threads}.json"

@@ -22,6 +22,7 @@ from fleetune.hardware.host import read_host
 from fleetune.hardware.memory import return_freed_memory
 from fleetune.hardware.threads import set_threads
 from fleetune.hardware.versions import read_versions
+from fleetune.kernels.contest import kernels_in_use
 from fleetune.kernels.library import load_kernels
 from fleetune.model.load import (
     check_tokenizer_fits,
@@ -124,7 +125,7 @@ def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, te
     plan = make_plan(
         config, processes=ranks.world_size, threads=threads, num_examples=len(train_table),
         num_tokens=train_table.num_tokens, longest=int(train_table.lengths.max()), unpadded=classifier.unpadded,
-        dtype=precision.dtype, kernels=load_kernels().name,
+        dtype=precision.dtype, kernels=kernels_in_use(),
     )  # fmt: skip
     check_best_metric(config, data.task)
     record.notices += [*data.notices, *classifier.notices, *precision.notices]
