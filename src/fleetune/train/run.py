@@ -82,8 +82,8 @@ def make_engine(module: nn.Module, table: TokenTable, ranks: Ranks) -> nn.Module
     stopped.
     """
     nothing = pack(table, np.empty(0, np.int64))
-    if isinstance(module, FlatClassifier):
-        module.word_embeddings.sparse = True  # touched rows only, for DDP and the optimizer alike
+    if isinstance(module, FlatClassifier) and ranks.world_size == 1:
+        module.word_embeddings.sparse = True  # touched rows only; between ranks the whole table goes, as DDP packs it
     module.train()
     module(nothing).sum().backward()
     for parameter in module.parameters():
