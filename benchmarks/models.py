@@ -29,11 +29,32 @@ FLOAT32_SETTINGS: Mapping[str, Any] = {"bf16": "false"}
 """What holds fleetune to the arithmetic that its peers compute in."""
 
 
-def add_size_option(parser: argparse.ArgumentParser) -> None:
+def add_shared_options(parser: argparse.ArgumentParser, data: str = "MRPC's") -> None:
+    """What the benchmarks of speed and memory have in common: data, model, and the file to write."""
+    parser.add_argument("--data_dir", type=Path, help=f"folder of {data} files; none: the usual place, or the example")
+    parser.add_argument("--model", type=Path, help=f"folder of the encoder; none: as --size says ({MODEL_PACKAGE})")
+    parser.add_argument("--output", type=Path, help="file to write; none: one with the date in benchmarks/results")
     parser.add_argument(
         "--size", choices=(DEMO, *SIZES), default=DEMO,
         help=f"{DEMO}: the encoder of {MODEL_PACKAGE}; others: random weights (default: {DEMO})",
     )  # fmt: skip
+
+
+def settle_shared_options(parser: argparse.ArgumentParser, options: argparse.Namespace, data_dir: Path) -> None:
+    """Refuse two models; take the usual place of the data where none is named and it is there."""
+    if options.model is not None and options.size != DEMO:
+        parser.error(f"--model excludes --size {options.size}: one model is measured")
+    if options.data_dir is None and data_dir.is_dir():
+        options.data_dir = data_dir
+
+
+def shown_shared_options(options: argparse.Namespace) -> dict[str, object]:
+    """The same as they repeat a measurement, without the file."""
+    return {
+        "data_dir": shown_path(options.data_dir) if options.data_dir else None,
+        "size": options.size if options.model is None else None,
+        "model": shown_path(options.model) if options.model else None,
+    }
 
 
 def model_folder(size: str, folder: Path) -> Path:
@@ -62,10 +83,10 @@ def write_random_model(folder: Path, sizes: Mapping[str, Any]) -> Path:
 
 def kernels_in_use() -> str:
     """Whether fleetune's kernels are compiled here, in words: a result is of the one or of the other."""
+    from fleetune.kernels import contest
     from fleetune.kernels.library import load_kernels
 
-    kernels = load_kernels()
-    return "fleetune's kernels: compiled" if kernels.compiled else f"fleetune's kernels: {kernels.reason}"
+    return f"fleetune's kernels: {load_kernels().reason or contest.kernels_in_use()}"
 
 
 def longest_input(model: Path, asked: int) -> int:

@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import (
-    DEMO,
     FLOAT32_SETTINGS,
-    add_size_option,
+    add_shared_options,
     kernels_in_use,
     longest_input,
     model_folder,
+    settle_shared_options,
     shown_model,
+    shown_shared_options,
 )
-from benchmarks.result_file import describe, print_result, shown_path, write_result
+from benchmarks.result_file import describe, print_result, write_result
 from benchmarks.rotation import rotated
 from benchmarks.summary import Spread, markdown_table, paired_ratios
 from benchmarks.texts import LABELS, MRPC_FOLDER, example_pairs, mrpc_pairs, write_pairs
-from fleetune.cli.demo import MODEL_PACKAGE
 from fleetune.data.demo import Pair
 from fleetune.model.quiet import quiet_transformers
 
@@ -195,17 +195,11 @@ def parse_options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each arm; the first warms up (default: 5)")
     parser.add_argument("--examples", type=int, help="predict only the first so many pairs; none: all")
     parser.add_argument("--threads", type=int, default=2, help="threads of the process (default: 2)")
-    parser.add_argument("--data_dir", type=Path, help="folder of MRPC's files; none: the usual place, or the example")
-    add_size_option(parser)
-    parser.add_argument("--model", type=Path, help=f"folder of the encoder; none: as --size says ({MODEL_PACKAGE})")
-    parser.add_argument("--output", type=Path, help="file to write; none: one with the date in benchmarks/results")
+    add_shared_options(parser)
     options = parser.parse_args(words)
     if options.rounds <= WARM_UP_ROUNDS or (options.examples is not None and options.examples < 1):
         parser.error(f"--rounds {options.rounds} --examples {options.examples}: 2 rounds or more of a pair are needed")
-    if options.model is not None and options.size != DEMO:
-        parser.error(f"--model excludes --size {options.size}: one model is measured")
-    if options.data_dir is None and MRPC_FOLDER.is_dir():
-        options.data_dir = MRPC_FOLDER
+    settle_shared_options(parser, options, MRPC_FOLDER)
     return options
 
 
@@ -215,10 +209,7 @@ def resolved_options(options: argparse.Namespace) -> dict[str, object]:
         "rounds": options.rounds,
         "examples": options.examples,
         "threads": options.threads,
-        "data_dir": shown_path(options.data_dir) if options.data_dir else None,
-        "size": options.size if options.model is None else None,
-        "model": shown_path(options.model) if options.model else None,
-    }
+    } | shown_shared_options(options)
 
 
 def texts_of(options: argparse.Namespace) -> tuple[list[Pair], str]:

@@ -24,19 +24,19 @@ from numpy.typing import NDArray
 from benchmarks.features import feature_of
 from benchmarks.memory_watch import MemoryWatch
 from benchmarks.models import (
-    DEMO,
     FLOAT32_SETTINGS,
-    add_size_option,
+    add_shared_options,
     kernels_in_use,
     longest_input,
     model_folder,
+    settle_shared_options,
     shown_model,
+    shown_shared_options,
 )
-from benchmarks.result_file import describe, print_result, shown_path, write_result
+from benchmarks.result_file import describe, print_result, write_result
 from benchmarks.rotation import rotated
 from benchmarks.summary import Spread, markdown_table, paired_ratios
 from benchmarks.texts import MRPC_FOLDER, training_pairs, write_pairs
-from fleetune.cli.demo import MODEL_PACKAGE
 from fleetune.data.demo import Pair
 
 DESCRIPTION = "Peak memory of fleetune's training process and of transformers.Trainer's, with the same batches."
@@ -99,20 +99,14 @@ def parse_options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="processes of each trainer (default: 3)")
     parser.add_argument("--steps", type=int, default=40, help="updates of a process (default: 40)")
     parser.add_argument("--threads", type=int, default=2, help="threads of a process (default: 2)")
-    parser.add_argument("--data_dir", type=Path, help="folder of MRPC's files; none: the usual place, or the example")
-    add_size_option(parser)
-    parser.add_argument("--model", type=Path, help=f"folder of the encoder; none: as --size says ({MODEL_PACKAGE})")
-    parser.add_argument("--output", type=Path, help="file to write; none: one with the date in benchmarks/results")
+    add_shared_options(parser)
     parser.add_argument("--arm", choices=tuple(PEERS), help=argparse.SUPPRESS)
     parser.add_argument("--train_file", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--output_dir", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     if options.repeats < 1 or options.steps < 2:
         parser.error(f"--repeats {options.repeats} --steps {options.steps}: 1 repeat of 2 steps or more is needed")
-    if options.model is not None and options.size != DEMO:
-        parser.error(f"--model excludes --size {options.size}: one model is measured")
-    if options.data_dir is None and MRPC_FOLDER.is_dir():
-        options.data_dir = MRPC_FOLDER
+    settle_shared_options(parser, options, MRPC_FOLDER)
     return options
 
 
@@ -122,10 +116,7 @@ def resolved_options(options: argparse.Namespace) -> dict[str, object]:
         "repeats": options.repeats,
         "steps": options.steps,
         "threads": options.threads,
-        "data_dir": shown_path(options.data_dir) if options.data_dir else None,
-        "size": options.size if options.model is None else None,
-        "model": shown_path(options.model) if options.model else None,
-    }
+    } | shown_shared_options(options)
 
 
 # ---- the batches

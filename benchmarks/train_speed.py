@@ -20,13 +20,20 @@ import transformers
 
 from benchmarks.arms import Arm, FleetuneArm, TrainerArm, Turn, trainer_arguments
 from benchmarks.breakdown import breakdown_table, profile, to_json
-from benchmarks.models import DEMO, FLOAT32_SETTINGS, add_size_option, kernels_in_use, model_folder, shown_model
+from benchmarks.models import (
+    FLOAT32_SETTINGS,
+    add_shared_options,
+    kernels_in_use,
+    model_folder,
+    settle_shared_options,
+    shown_model,
+    shown_shared_options,
+)
 from benchmarks.products import PRODUCTS, EncoderShape, ProductsArm
 from benchmarks.result_file import describe, print_result, shown_path, write_result
 from benchmarks.rotation import rotated
 from benchmarks.summary import Spread, markdown_table, paired_ratios
 from benchmarks.texts import MRPC_FOLDER, SQUAD_FOLDER, squad_pairs, write_pairs
-from fleetune.cli.demo import MODEL_PACKAGE
 from fleetune.comm.ranks import Ranks
 from fleetune.config import RunConfig
 from fleetune.data.batches import Indices
@@ -95,20 +102,14 @@ def parse_options(words: Sequence[str] | None) -> argparse.Namespace:
         "--lengths", choices=tuple(DATA_FOLDERS), default="mrpc",
         help="mrpc: sentence pairs, up to 128 tokens; squad: questions with contexts, up to 384 (default: mrpc)",
     )  # fmt: skip
-    parser.add_argument("--data_dir", type=Path, help="folder of their files; none: the usual place, or the example")
-    add_size_option(parser)
-    parser.add_argument("--model", type=Path, help=f"folder of the encoder; none: as --size says ({MODEL_PACKAGE})")
-    parser.add_argument("--output", type=Path, help="file to write; none: one with the date in benchmarks/results")
+    add_shared_options(parser, "their")
     options = parser.parse_args(words)
     if options.rounds <= WARM_UP_ROUNDS or options.steps < 1 or options.profile_steps < 1:
         parser.error(
             f"--rounds {options.rounds} --steps {options.steps} --profile_steps {options.profile_steps}: 2 rounds or "
             "more of 1 step or more are needed"
         )
-    if options.model is not None and options.size != DEMO:
-        parser.error(f"--model excludes --size {options.size}: one model is measured")
-    if options.data_dir is None and DATA_FOLDERS[options.lengths].is_dir():
-        options.data_dir = DATA_FOLDERS[options.lengths]
+    settle_shared_options(parser, options, DATA_FOLDERS[options.lengths])
     if options.data_dir is None and options.lengths == "squad":
         parser.error(f"--lengths squad needs files of SQuAD: there is no {SQUAD_FOLDER}, name one with --data_dir")
     return options
@@ -171,10 +172,7 @@ def resolved_options(options: argparse.Namespace, run: TrainingRun) -> dict[str,
         "profile_steps": options.profile_steps,
         "threads": run.plan.threads,
         "lengths": options.lengths,
-        "data_dir": shown_path(options.data_dir) if options.data_dir else None,
-        "size": options.size if options.model is None else None,
-        "model": shown_path(options.model) if options.model else None,
-    }
+    } | shown_shared_options(options)
 
 
 def shown_config(run: TrainingRun, options: argparse.Namespace) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +70,28 @@ def _read(path: Path) -> dict[str, Any] | None:
 def contest(one: Product, other: Product) -> float:
     """How many times as fast `one` is for the three products of some linear layers, forward and backward."""
     operands = [(torch.randn(_ROWS, i), torch.randn(o, i), torch.randn(_ROWS, o)) for o, i in _SHAPES]
-    seconds = {one: float("inf"), other: float("inf")}
-    began = time.perf_counter()
-    while time.perf_counter() - began < _MEASURED_S or float("inf") in seconds.values():
-        for product in seconds:  # in turns, so that whatever else the machine does meets both
-            start = time.perf_counter()
+
+    def products_by(product: Product) -> Callable[[], None]:
+        def work() -> None:
             for x, weight, dy in operands:
                 product(x, weight.t())
                 product(dy, weight)
                 product(dy.t(), x)
-            seconds[product] = min(seconds[product], time.perf_counter() - start)
-    return seconds[other] / seconds[one]
+
+        return work
+
+    of_one, of_other = least_seconds([products_by(one), products_by(other)], _MEASURED_S)
+    return of_other / of_one
+
+
+def least_seconds(works: Sequence[Callable[[], None]], measured_s: float) -> list[float]:
+    """The shortest time of each work. They take turns for so many seconds, at least once: what else the machine does
+    meets them alike."""
+    least = [float("inf")] * len(works)
+    began = time.perf_counter()
+    while time.perf_counter() - began < measured_s or float("inf") in least:
+        for i, work in enumerate(works):
+            start = time.perf_counter()
+            work()
+            least[i] = min(least[i], time.perf_counter() - start)
+    return least

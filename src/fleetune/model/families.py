@@ -47,13 +47,6 @@ class LayerNames:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptionNames:
-    """Options of the model's config that the arithmetic depends on."""
-
-    num_heads: str = "num_attention_heads"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Family:
     """One row of the table: a `model_type` of transformers and the places of its parts."""
 
@@ -64,7 +57,8 @@ class Family:
     layer: LayerNames
     head: Callable[[Any, Tensor, Drop], Tensor]
     """(classification model, last hidden state of the first tokens (B, D), dropout) -> logits (B, C)."""
-    options: OptionNames = OptionNames()
+    num_heads: str = "num_attention_heads"
+    """Option of the model's config that counts the heads."""
     positions_follow_padding: bool = False
     """Positions count from the padding token's id + 1, as in fairseq."""
     embedding_projection: str | None = None
@@ -133,12 +127,10 @@ def _roberta(model_type: str) -> Family:
                   head=partial(_dense_head, activation=torch.tanh), positions_follow_padding=True)  # fmt: skip
 
 
-_DISTILBERT_OPTIONS = OptionNames(num_heads="n_heads")
-
 _ELECTRA = Family(model_type="electra", backbone="electra", layers="encoder.layer", layer=_BERT_LAYER,
                   head=partial(_dense_head, activation=gelu), embedding_projection="embeddings_project")  # fmt: skip
 _DISTILBERT = Family(model_type="distilbert", backbone="distilbert", layers="transformer.layer",
-                     layer=_DISTILBERT_LAYER, head=_distilbert_head, options=_DISTILBERT_OPTIONS,
+                     layer=_DISTILBERT_LAYER, head=_distilbert_head, num_heads="n_heads",
                      first_token_reader=None)  # fmt: skip
 _BERT = Family(model_type="bert", backbone="bert", layers="encoder.layer", layer=_BERT_LAYER, head=_bert_head,
                first_token_reader="bert.pooler")  # fmt: skip

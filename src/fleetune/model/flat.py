@@ -86,7 +86,7 @@ class EncoderParts:
             projection=backbone._modules.get(family.embedding_projection),
             modules=modules,
             layers=tuple(LayerParts.of(layer, family.layer) for layer in modules),
-            num_heads=getattr(backbone.config, family.options.num_heads),
+            num_heads=getattr(backbone.config, family.num_heads),
             position_offset=backbone.embeddings.padding_idx + 1 if family.positions_follow_padding else 0,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fleetune.comm.ranks import Ranks
 from fleetune.config import RunConfig
 from fleetune.hardware.host import read_host
+from fleetune.kernels.contest import least_seconds
 from fleetune.kernels.linear import product
 from fleetune.model.load import Classifier
 
@@ -75,16 +76,18 @@ def probe(model: nn.Module, num_tokens: int = 1024) -> float:
     """
     shapes = sorted({tuple(m.weight.shape) for m in model.modules() if isinstance(m, nn.Linear)}, reverse=True)[:4]
     operands = [(torch.randn(num_tokens, i), torch.randn(o, i), torch.randn(num_tokens, o)) for o, i in shapes]
-    seconds = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
-    began = time.perf_counter()
-    while time.perf_counter() - began < 2 * _PROBE_S or float("inf") in seconds.values():
-        for dtype in seconds:  # in turns, so that whatever else the machine does meets both
-            inputs = [(x.to(dtype), weight, dy.to(dtype)) for x, weight, dy in operands]
-            start = time.perf_counter()
+
+    def rounds_in(dtype: torch.dtype) -> Callable[[], None]:
+        inputs = [(x.to(dtype), weight, dy.to(dtype)) for x, weight, dy in operands]
+
+        def work() -> None:
             for x, weight, dy in inputs:
                 _round(x, weight, dy)
-            seconds[dtype] = min(seconds[dtype], time.perf_counter() - start)
-    return seconds[torch.float32] / seconds[torch.bfloat16]
+
+        return work
+
+    single, half = least_seconds([rounds_in(torch.float32), rounds_in(torch.bfloat16)], 2 * _PROBE_S)
+    return single / half
 
 
 def _round(x_RI: Tensor, weight_OI: Tensor, dy_RO: Tensor) -> None:

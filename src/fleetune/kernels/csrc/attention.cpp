@@ -265,37 +265,37 @@ void backward_item(const Sequences& s, const Item& item, const Item* next, Heads
   store_rows(sum_dv, width, num_k, s.width, dv.at(item.k_first, item.head, s.width), dv.row);
 }
 
+// Calls of(item, the item that this thread probably takes next or null, the thread's memory) for all items.
+template <class Memory, class F>
+void over_items(const Sequences& s, F&& of) {
+  const std::vector<Item> items = items_of(s);
+  const size_t at_once = items_at_once(items.size());
+#pragma omp parallel
+  {
+    static thread_local Memory memory;
+#pragma omp for schedule(dynamic, 1)
+    for (size_t first = 0; first < items.size(); first += at_once)
+      for (size_t i = first; i < std::min(items.size(), first + at_once); i++)
+        of(items[i], i + 1 < items.size() ? &items[i + 1] : nullptr, memory);
+  }
+}
+
 }  // namespace
 
 template <class T>
 void attention_forward(const Sequences& s, Heads<const T> q, Heads<const T> k, Heads<const T> v, Heads<T> out,
                        float* lse) {
-  const std::vector<Item> items = items_of(s);
-  const size_t at_once = items_at_once(items.size());
-#pragma omp parallel
-  {
-    static thread_local ForwardMemory memory;
-#pragma omp for schedule(dynamic, 1)
-    for (size_t first = 0; first < items.size(); first += at_once)
-      for (size_t i = first; i < std::min(items.size(), first + at_once); i++)
-        forward_item(s, items[i], i + 1 < items.size() ? &items[i + 1] : nullptr, q, k, v, out, lse, memory);
-  }
+  over_items<ForwardMemory>(s, [&](const Item& item, const Item* next, ForwardMemory& memory) {
+    forward_item(s, item, next, q, k, v, out, lse, memory);
+  });
 }
 
 template <class T>
 void attention_backward(const Sequences& s, Heads<const T> dout, Heads<const T> q, Heads<const T> k, Heads<const T> v,
                         const float* lse, Heads<T> dq, Heads<T> dk, Heads<T> dv) {
-  const std::vector<Item> items = items_of(s);
-  const size_t at_once = items_at_once(items.size());
-#pragma omp parallel
-  {
-    static thread_local BackwardMemory memory;
-#pragma omp for schedule(dynamic, 1)
-    for (size_t first = 0; first < items.size(); first += at_once)
-      for (size_t i = first; i < std::min(items.size(), first + at_once); i++)
-        backward_item(s, items[i], i + 1 < items.size() ? &items[i + 1] : nullptr, dout, q, k, v, lse, dq, dk, dv,
-                      memory);
-  }
+  over_items<BackwardMemory>(s, [&](const Item& item, const Item* next, BackwardMemory& memory) {
+    backward_item(s, item, next, dout, q, k, v, lse, dq, dk, dv, memory);
+  });
 }
 
 #define FLEETUNE_ATTENTION(T)                                                                                      \
