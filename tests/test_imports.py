@@ -29,7 +29,7 @@ BELOW: dict[str, set[str]] = {
     "hardware": {"errors"},
     "report": {"errors", "files"},
     "cluster": {"errors", "hardware"},
-    "comm": {"errors", "hardware", "cluster"},
+    "comm": {"errors", "hardware", "cluster", "kernels"},
     "data": {"errors", "files", "config", "hardware", "comm", "report"},
     "kernels": {"errors", "files", "config", "hardware"},
     "model": {"errors", "files", "config", "hardware", "comm", "data", "kernels"},

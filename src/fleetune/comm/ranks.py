@@ -5,22 +5,26 @@ With a world of one, every method does its work locally and no process group exi
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from fleetune.cluster.rank import RankInfo, as_environment
+from fleetune.comm.hosts import meet
+from fleetune.comm.sync import GradientSync, SyncOptions, Table
 from fleetune.errors import FleetuneError, PeerError
 
 _PATIENCE = timedelta(
@@ -101,6 +105,25 @@ class Ranks:
         received = [torch.empty_like(padded) for _ in range(self.world_size)] if self.is_first else None
         dist.gather(padded, received, dst=0)
         return None if received is None else [x[: int(n)] for x, n in zip(received, sizes, strict=True)]
+
+    def broadcast_if_different(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite the tensors of every rank with those of the first, if any rank has others."""
+        if self._store is None:
+            return
+        mine = list(tensors)
+        digest = functools.reduce(lambda value, x: zlib.crc32(x.contiguous().numpy().data, value), mine, 0)
+        digests = torch.zeros(self.world_size, dtype=torch.int64)
+        digests[self.rank] = digest
+        dist.all_reduce(digests)
+        if len(set(digests.tolist())) > 1:
+            self.broadcast(mine)
+
+    def sync(self, parameters: Sequence[nn.Parameter], stages: Sequence[int], table: Table | None,
+             options: SyncOptions) -> GradientSync:  # fmt: skip
+        """What adds gradients up over these ranks; see `GradientSync`."""
+        assert self._store is not None
+        team = meet(self._store, self.rank, self.world_size)
+        return GradientSync(parameters, stages, table, team, self._store, options)
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite the tensors of every rank with those of the first."""

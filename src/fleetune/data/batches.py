@@ -73,6 +73,19 @@ def pack(table: TokenTable, examples: Indices) -> PackedBatch:
     )
 
 
+def touched_rows(table: TokenTable, examples: Indices, padding: int | None) -> Tensor:
+    """The token ids that a batch of the given examples holds: int64, ascending, each once.
+
+    Args:
+        table: The split.
+        examples: Indices.
+        padding: Id of the token that a batch is filled up with; None: it is not.
+    """
+    spans = [table.token_ids[int(table.offsets[i]) : int(table.offsets[i + 1])] for i in examples]
+    filling = np.array([] if padding is None else [padding], dtype=np.int64)
+    return torch.from_numpy(np.unique(np.concatenate([filling, *spans])).astype(np.int64, copy=False))
+
+
 def _joined(parts: Sequence[NDArray[np.generic]]) -> Tensor:
     return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64, copy=False))
 

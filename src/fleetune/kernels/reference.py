@@ -322,6 +322,31 @@ def adamw_rows_(
         whole[seen_rows] = updated
 
 
+def round_with_feedback_(x: Tensor, residual: Tensor, out: Tensor) -> None:
+    """Round for the wire, and keep what rounding lost for the next time (Seide et al. 2014).
+
+    Args:
+        x: float32.
+        residual: float32, of the same shape; added before rounding, then what is left after it.
+        out: bfloat16, of the same shape: the rounded sum.
+    """
+    residual += x
+    out.copy_(residual)
+    residual -= out
+
+
+def sum_parts_(parts_PN: Tensor, out_N: Tensor) -> float:
+    """out = the sum of the rows of float32 or bfloat16, from the first to the last, in float32.
+
+    Returns:
+        The sum of the squares of out.
+    """
+    out_N.copy_(parts_PN[0])
+    for part_N in parts_PN[1:]:
+        out_N += part_N
+    return float(out_N.double().square().sum())
+
+
 def _arithmetic(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 

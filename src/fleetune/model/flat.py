@@ -9,6 +9,7 @@ C labels, h heads, d width of a head.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -103,6 +104,8 @@ class FlatEncoder:
     def __init__(self, backbone: Any, family: Family, dtype: torch.dtype = torch.float32) -> None:
         self._parts = EncoderParts.of(backbone, family)
         self.dtype = dtype
+        self.before_stage: Callable[[int], None] = lambda stage: None
+        """Told before the embeddings (0), each layer (from 1) and what comes after them are computed."""
 
     @property
     def num_layers(self) -> int:
@@ -141,6 +144,7 @@ class FlatEncoder:
             keys = attended.nonzero().squeeze(1)
             cu_k = nn.functional.pad(attended.cumsum(0), (1, 0))[cu_q]
         sequences = self._sequences(cu_q, cu_k, self._parts.num_heads)
+        self.before_stage(0)
         x_TD = self._embed(batch, draws)
         for number in range(1, num_layers + 1):
             layer = partial(self._layer, number, sequences=sequences, keys=keys, draws=draws)
@@ -149,6 +153,7 @@ class FlatEncoder:
 
     def _run(self, number: int, layer: Any, x_TD: Tensor) -> Tensor:
         """Layer `number`, from 1; computed again in backward where the model was told so."""
+        self.before_stage(number)
         module = self._parts.modules[number - 1]
         if module.training and getattr(module, "gradient_checkpointing", False) and torch.is_grad_enabled():
             return checkpoint(layer, x_TD, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
@@ -262,6 +267,26 @@ class FlatClassifier(nn.Module):
         """Change what the encoder computes in."""
         self._encoder.dtype = dtype
 
+    fills_with = None
+    """Id of the token that a batch is filled up with: it is not."""
+
+    @property
+    def stages(self) -> list[list[nn.Parameter]]:
+        """The parameters in the order in which forward comes to them: embeddings, each layer, the head."""
+        seen: set[nn.Parameter] = set()
+        stages = []
+        parts = self._encoder.parts
+        before = [parts.embeddings, *([parts.projection] if parts.projection is not None else [])]
+        for modules in (before, *([layer] for layer in parts.modules), [self.model]):
+            stage = [p for module in modules for p in module.parameters() if p not in seen]
+            seen.update(stage)
+            stages.append(stage)
+        return stages
+
+    def before_stage(self, tell: Callable[[int], None]) -> None:
+        """Have `tell` called with the number of each stage before forward comes to it."""
+        self._encoder.before_stage = tell
+
     @property
     def word_embeddings(self) -> nn.Embedding:
         """The table of the model's words."""
@@ -282,6 +307,7 @@ class FlatClassifier(nn.Module):
             rates = {head: dropout.p if dropout.training else 0.0}
             return dropout_rows(x_BD, replace(draws, rates=rates).at(*head, batch.first_token))
 
+        self._encoder.before_stage(self._encoder.num_layers + 1)
         logits_BC: Tensor = self._family.head(self.model, first_BD, drop)
         return logits_BC
 

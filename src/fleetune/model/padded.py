@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,27 @@ class PaddedClassifier(nn.Module):
         self.model = model
         self._pad_token_id = pad_token_id
         self._dtype = torch.float32
+        self._before_stage: Callable[[int], None] = lambda stage: None
+
+    @property
+    def fills_with(self) -> int | None:
+        """Id of the token that a batch is filled up with."""
+        return self._pad_token_id
+
+    @property
+    def stages(self) -> list[list[nn.Parameter]]:
+        """All parameters as one stage: what the model's own forward uses first is not known."""
+        return [list(self.model.parameters())]
+
+    def before_stage(self, tell: Callable[[int], None]) -> None:
+        """Have `tell` called with 0 before every forward."""
+        self._before_stage = tell
+
+    @property
+    def word_embeddings(self) -> nn.Embedding:
+        """The table of the model's words."""
+        table: nn.Embedding = self.model.get_input_embeddings()
+        return table
 
     def compute_in(self, dtype: torch.dtype) -> None:
         """Change what the model's products compute in; torch's autocast decides about the rest."""
@@ -37,6 +59,7 @@ class PaddedClassifier(nn.Module):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Logits of every sequence, float32 (B, C)."""
+        self._before_stage(0)
         if len(batch) == 0:
             return self._placeholder()
         inputs = {"input_ids": self._padded(batch.token_ids, batch.lengths, self._pad_token_id)}
@@ -48,7 +71,7 @@ class PaddedClassifier(nn.Module):
         return logits.float()
 
     def _placeholder(self) -> Tensor:
-        """No logits, still joined to every parameter: backward gives zeros, which DDP waits for on each rank."""
+        """No logits, still joined to every parameter: backward gives zeros."""
         logits: Tensor = self.model(input_ids=torch.zeros(1, 2, dtype=torch.int64)).logits
         return logits[:0]
 

@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from fleetune.data.batches import CostModel, pack
 from fleetune.errors import PeerError, TrainingError
@@ -40,11 +39,12 @@ def train(run: TrainingRun) -> None:
             evaluate_if_due(run, request)  # a stop may have come between the step and its evaluation
         while run.state.step < run.plan.total_steps:
             loss_sum, num_tokens = accumulate_gradients(run)
-            # One small sum tells every rank the loss and whether anybody was asked to stop; the update hides it.
-            told = run.ranks.start_sum(torch.tensor([loss_sum, float(bool(request)), num_tokens]))
+            # One small sum tells every rank the norm, the loss, and whether anybody was asked to stop.
+            told = [run.updates.squared_norm(), loss_sum, float(bool(request)), num_tokens]
+            told = run.ranks.start_sum(torch.tensor(told, dtype=torch.float64))().tolist()
+            squared_norm, global_loss_sum, num_stopping, global_tokens = told
             learning_rate = run.plan.schedule.at(run.state.step)
-            norm = run.optimizer.update(learning_rate, run.config.max_grad_norm)
-            global_loss_sum, num_stopping, global_tokens = told().tolist()
+            norm = run.updates.begin(learning_rate, squared_norm, run.config.max_grad_norm)
             pace.count(run, global_loss_sum, int(global_tokens))
             run.state.step += 1
             bar.move_to(run.state.step, pace.note(run))
@@ -55,39 +55,33 @@ def train(run: TrainingRun) -> None:
             evaluate_if_due(run, request)
             if is_due(run, run.config.save_strategy, run.config.save_steps):
                 save_checkpoint(run)
+        run.updates.settle()
 
 
 def accumulate_gradients(run: TrainingRun) -> tuple[float, int]:
     """Forward and backward of this rank's micro-batches.
 
     The loss is a sum divided by the count of the *global* batch, so that the split over ranks and micro-batches does
-    not matter. DDP averages over ranks, which the factor `world_size` undoes.
+    not matter: gradients are added up over both.
 
     Returns:
         This rank's share of the summed loss, and its tokens.
     """
     step, ranks = run.state.step, run.ranks
     micro_batches = run.batches.micro_batches(step, ranks.rank)
-    scale = ranks.world_size / len(run.batches.examples_of(step))
+    num_examples = len(run.batches.examples_of(step))
     total, num_tokens = 0.0, 0
     for i, examples in enumerate(micro_batches):
         batch = pack(run.train_table, examples)
         run.classifier.module.begin_micro_batch(run.config.seed, step, micro_batch=i, rank=ranks.rank)
-        with gradients_stay_here(run.engine, is_last=i == len(micro_batches) - 1):
-            assert batch.labels is not None
-            loss: Tensor = LOSSES[run.task.problem](run.engine(batch), batch.labels)
-            (loss * scale).backward()
+        assert batch.labels is not None
+        loss: Tensor = LOSSES[run.task.problem](run.classifier.module(batch), batch.labels)
+        if i == len(micro_batches) - 1:
+            run.updates.expect(step)
+        (loss / num_examples).backward()
         total += loss.item()
         num_tokens += batch.num_tokens
     return total, num_tokens
-
-
-def gradients_stay_here(engine: torch.nn.Module, *, is_last: bool) -> contextlib.AbstractContextManager[None]:
-    """Ranks exchange gradients once an update, with the last micro-batch."""
-    if is_last or not isinstance(engine, DistributedDataParallel):
-        return contextlib.nullcontext()
-    no_sync: contextlib.AbstractContextManager[None] = engine.no_sync()
-    return no_sync
 
 
 def is_due(run: TrainingRun, strategy: str, interval: int) -> bool:
@@ -111,6 +105,7 @@ def evaluate(run: TrainingRun, request: StopRequest | None = None) -> Evaluation
     Raises:
         PredictionStopped: `request` came on some rank.
     """
+    run.updates.settle()
     logits: dict[str, FloatArray] = {}
     with run.record.phase("evaluation"):
         results = evaluate_splits(

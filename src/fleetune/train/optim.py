@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,9 +33,10 @@ class _Entry:
 class AdamW:
     """AdamW (Loshchilov and Hutter 2019) as `torch.optim.AdamW` computes it, with clipping by the global norm.
 
-    Weight decay spares biases and norms, as in the published recipes. One pass over the gradients takes their norm,
-    one pass over everything updates. A gradient may be sparse by rows, as that of a table of words is: rows that never
-    had a gradient have no moments, so that their update is weight decay alone.
+    Weight decay spares biases and norms, as in the published recipes. A gradient may be sparse by rows, as that of a
+    table of words is: rows that never had a gradient have no moments, so that their update is weight decay alone.
+
+    An update is begun once, when the norm of all gradients is known, and applied in as many parts as they arrive in.
 
     Args:
         model: Its trainable parameters, all float32, are updated.
@@ -46,60 +46,53 @@ class AdamW:
     def __init__(self, model: nn.Module, config: RunConfig) -> None:
         self._betas = config.adam_beta1, config.adam_beta2
         self._eps = config.adam_epsilon
-        self._entries = [
-            _Entry(name=name, parameter=p, decay=decay, exp_avg=_zeros(p.shape), exp_avg_sq=_zeros(p.shape))
+        self._entries = {
+            id(p): _Entry(name=name, parameter=p, decay=decay, exp_avg=_zeros(p.shape), exp_avg_sq=_zeros(p.shape))
             for name, p, decay in _decays(model, config.weight_decay)
-        ]
+        }
         self._step = torch.zeros((), dtype=torch.int64)
         self._seen: dict[str, Tensor] = {}
 
-    @torch.no_grad()
-    def update(self, learning_rate: float, max_grad_norm: float) -> float:
-        """Clip the gradients to a global norm, take one step, and clear them.
+    def begin(self, learning_rate: float, norm: float, max_grad_norm: float) -> None:
+        """Begin an update: gradients of a greater norm than `max_grad_norm` (0: no limit) are scaled down to it.
 
         Args:
-            learning_rate: Of this step.
-            max_grad_norm: Greatest norm; 0: no limit.
-
-        Returns:
-            The norm before clipping.
+            learning_rate: Of this update.
+            norm: Of all gradients.
+            max_grad_norm: Greatest norm.
         """
-        norm = math.sqrt(self._squared_norm())
         scale = max_grad_norm / (norm + 1e-6) if max_grad_norm > 0 else 1.0  # as torch.nn.utils.clip_grad_norm_
+        self._settings = learning_rate, min(scale, 1.0)
         self._step += 1
-        for decay in sorted({entry.decay for entry in self._entries}):
-            self._update_group(decay, learning_rate, scale if scale < 1.0 else 1.0)
-        for entry in self._entries:
-            entry.parameter.grad = None
-        return norm
+
+    @torch.no_grad()
+    def apply(self, gradients: Iterable[tuple[nn.Parameter, Tensor]]) -> None:
+        """Update some parameters, each once in an update.
+
+        Args:
+            gradients: A parameter and its gradient, dense or sparse by rows and coalesced.
+        """
+        updated = [(self._entries[id(parameter)], grad) for parameter, grad in gradients]
+        for decay in sorted({entry.decay for entry, _ in updated}):
+            self._apply_group(decay, [(entry, grad) for entry, grad in updated if entry.decay == decay])
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The optimizer's own tensors, not copies; writing into them before the first update restores a state."""
-        moments = {f"{entry.name}/exp_avg": entry.exp_avg for entry in self._entries}
-        squares = {f"{entry.name}/exp_avg_sq": entry.exp_avg_sq for entry in self._entries}
+        moments = {f"{entry.name}/exp_avg": entry.exp_avg for entry in self._entries.values()}
+        squares = {f"{entry.name}/exp_avg_sq": entry.exp_avg_sq for entry in self._entries.values()}
         return {"step": self._step, **moments, **squares}
 
-    def _squared_norm(self) -> float:
-        grads = []
-        for entry in self._entries:
-            if entry.parameter.grad is not None:
-                if entry.parameter.grad.is_sparse:
-                    entry.parameter.grad = entry.parameter.grad.coalesce()
-                grad = entry.parameter.grad
-                grads.append(grad.values() if grad.is_sparse else grad)
-        return raw_ops().squared_norm(grads).item() if grads else 0.0
-
-    def _update_group(self, decay: float, learning_rate: float, scale: float) -> None:
-        """Update the parameters of one weight decay."""
-        entries = [e for e in self._entries if e.decay == decay and e.parameter.grad is not None]
+    def _apply_group(self, decay: float, updated: Sequence[tuple[_Entry, Tensor]]) -> None:
+        """Update parameters of one weight decay."""
+        learning_rate, scale = self._settings
         settings = learning_rate, *self._betas, self._eps, decay, int(self._step), scale
-        dense = [e for e in entries if e.parameter.grad is not None and not e.parameter.grad.is_sparse]
+        dense = [(entry, grad) for entry, grad in updated if not grad.is_sparse]
         if dense:
-            raw_ops().adamw_([e.parameter for e in dense], [e.parameter.grad for e in dense],
-                             [e.exp_avg for e in dense], [e.exp_avg_sq for e in dense], *settings)  # fmt: skip
-        for entry in entries:
-            grad = entry.parameter.grad
-            if grad is not None and grad.is_sparse:
+            entries, grads = zip(*dense, strict=True)
+            raw_ops().adamw_([e.parameter for e in entries], list(grads), [e.exp_avg for e in entries],
+                             [e.exp_avg_sq for e in entries], *settings)  # fmt: skip
+        for entry, grad in updated:
+            if grad.is_sparse:
                 if entry.name not in self._seen:
                     self._seen[entry.name] = entry.seen_rows()
                 raw_ops().adamw_rows_(entry.parameter, grad.indices()[0], grad.values(), entry.exp_avg,

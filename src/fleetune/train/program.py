@@ -41,7 +41,7 @@ from fleetune.train.loop import train
 from fleetune.train.optim import AdamW
 from fleetune.train.output import TENSORBOARD_FOLDER, check_room, claim, clear_earlier_run, kept_settings, lock
 from fleetune.train.plan import TrainPlan, make_plan
-from fleetune.train.run import TrainingRun, make_batches, make_engine
+from fleetune.train.run import TrainingRun, freeze_unused, make_batches, make_updates
 from fleetune.train.saving import resume
 from fleetune.train.state import TrainState
 from fleetune.train.tracker import open_tracker
@@ -134,7 +134,9 @@ def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, te
     record.plan, record.task = plan.to_dict(), dataclasses.asdict(data.task)
     record.bad_rows = {name: bad_rows_of(table) for name, table in data.splits.items() if table.num_bad_rows}
     record.throughput |= padding_avoided(train_table, config.max_seq_length)
-    engine = make_engine(classifier.module, train_table, ranks)
+    parameters = freeze_unused(classifier.module, train_table)
+    batches = make_batches(train_table, plan, config.seed, classifier.hidden_size)
+    optimizer = AdamW(classifier.hugging_face, config)
     return_freed_memory()
     return TrainingRun(
         config=config,
@@ -146,9 +148,9 @@ def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, te
         test_tables={n: t for n, t in tables.items() if n.startswith("test")},
         tokenizer=tokenizer,
         classifier=classifier,
-        engine=engine,
-        optimizer=AdamW(classifier.hugging_face, config),
-        batches=make_batches(train_table, plan, config.seed, classifier.hidden_size),
+        optimizer=optimizer,
+        updates=make_updates(classifier, train_table, batches, optimizer, parameters, ranks),
+        batches=batches,
         state=TrainState(),
         record=record,
         terminal=terminal,

@@ -6,23 +6,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, nn
 
 from fleetune.comm.ranks import Ranks
+from fleetune.comm.sync import SyncOptions, Table
 from fleetune.config import RunConfig
-from fleetune.data.batches import CostModel, GlobalBatches, pack
+from fleetune.data.batches import CostModel, GlobalBatches, pack, touched_rows
 from fleetune.data.tasks import Task
 from fleetune.data.tokens import TokenTable
 from fleetune.evaluate.predict import FloatArray
 from fleetune.model.flat import FlatClassifier
 from fleetune.model.load import Classifier
+from fleetune.model.padded import PaddedClassifier
 from fleetune.report.record import RunRecord
 from fleetune.report.terminal import Terminal
 from fleetune.train.optim import AdamW
 from fleetune.train.plan import TrainPlan
 from fleetune.train.state import TrainState
 from fleetune.train.tracker import NoTracker, Tracker
+from fleetune.train.updates import OwnGradients, Updates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +53,8 @@ class TrainingRun:
     """Test splits to predict, by name."""
     tokenizer: Any
     classifier: Classifier
-    engine: nn.Module
-    """The classifier's module, inside DDP when there is more than one rank."""
     optimizer: AdamW
+    updates: Updates
     batches: GlobalBatches
     state: TrainState
     record: RunRecord
@@ -74,26 +75,48 @@ def make_batches(table: TokenTable, plan: TrainPlan, seed: int, hidden_size: int
     )
 
 
-def make_engine(module: nn.Module, table: TokenTable, ranks: Ranks) -> nn.Module:
-    """Freeze what the loss does not reach, and wrap the module in DDP when there are peers.
+def freeze_unused(module: FlatClassifier | PaddedClassifier, table: TokenTable) -> list[nn.Parameter]:
+    """Freeze what the loss does not reach: one backward pass over an empty batch tells.
 
-    One backward pass over an empty batch tells which parameters are unused. A second one, through DDP, lets it settle
-    its buckets before the first step, so that a resumed run adds gradients up in the same order as one that never
-    stopped.
+    Returns:
+        The other parameters, in the order in which backward finishes them.
     """
-    nothing = pack(table, np.empty(0, np.int64))
-    if isinstance(module, FlatClassifier) and ranks.world_size == 1:
-        module.word_embeddings.sparse = True  # touched rows only; between ranks the whole table goes, as DDP packs it
+    finished: list[nn.Parameter] = []
+    hooks = [p.register_post_accumulate_grad_hook(finished.append) for p in module.parameters() if p.requires_grad]
+    words = module.word_embeddings
+    words.sparse = holders_of(words.weight, module) == 1  # one that is tied to a head has a gradient in every row
     module.train()
-    module(nothing).sum().backward()
+    module(pack(table, np.empty(0, np.int64))).sum().backward()
+    for hook in hooks:
+        hook.remove()
+    words.sparse = words.weight.grad is not None and words.weight.grad.is_sparse
     for parameter in module.parameters():
-        if parameter.grad is None:
-            parameter.requires_grad_(False)
+        parameter.requires_grad_(parameter.grad is not None)
         parameter.grad = None
+    return finished
+
+
+def holders_of(parameter: Tensor, module: nn.Module) -> int:
+    """How many modules have a parameter as their own."""
+    return sum(any(p is parameter for p in m._parameters.values()) for m in module.modules())
+
+
+def make_updates(classifier: Classifier, table: TokenTable, batches: GlobalBatches, optimizer: AdamW,
+                 parameters: list[nn.Parameter], ranks: Ranks) -> Updates:  # fmt: skip
+    """What turns gradients into updates: of this rank, or of all."""
     if ranks.world_size == 1:
-        return module
-    engine = DistributedDataParallel(module, forward_sync_buffers=False, gradient_as_bucket_view=True)
-    for _ in range(2):
-        engine(nothing).sum().backward()
-        engine.zero_grad(set_to_none=True)
-    return engine
+        return Updates(optimizer, OwnGradients([p for p in classifier.module.parameters() if p.requires_grad]))
+    module = classifier.module
+    stage_of = {p: number for number, stage in enumerate(module.stages) for p in stage}
+    words = None
+    if module.word_embeddings.sparse:
+        most = batches.global_batch_size * int(table.lengths.max())
+        words = Table(
+            parameter=module.word_embeddings.weight,  # type: ignore[arg-type]
+            rows_of=lambda step: touched_rows(table, batches.examples_of(step), module.fills_with),
+            most_rows=min(module.word_embeddings.num_embeddings, most + 1),
+        )
+    ranks.broadcast_if_different(p.data for p in module.parameters())
+    updates = Updates(optimizer, ranks.sync(parameters, [stage_of[p] for p in parameters], words, SyncOptions()))
+    module.before_stage(updates.settle_stage)
+    return updates

@@ -33,6 +33,7 @@ def save_checkpoint(run: TrainingRun) -> None:
     """Write the checkpoint of the current step on the first rank while the others wait, and remove old ones."""
     output_dir = run.config.output_dir
     assert output_dir is not None
+    run.updates.settle()
 
     def save() -> None:
         with run.record.phase("checkpoints"):

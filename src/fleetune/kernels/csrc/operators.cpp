@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include "attention.h"
+#include "gradients.h"
 #include "optimizer.h"
 #include "product.h"
 #include "rows.h"
@@ -398,6 +399,41 @@ void adamw_rows_op(const Tensor& param, const Tensor& rows, const Tensor& values
              write<bool>(seen));
 }
 
+// ---- gradients between ranks --------------------------------------------------------------------------------------
+
+void round_with_feedback_op(const Tensor& x, const Tensor& residual, const Tensor& out) {
+  check_dense(x, at::kFloat, x.sizes(), "x");
+  check_dense(residual, at::kFloat, x.sizes(), "residual");
+  check_dense(out, at::kBFloat16, x.sizes(), "out");
+  round_with_feedback(x.numel(), read<float>(x), write<float>(residual), write<bf16>(out));
+}
+
+double sum_parts_op(const Tensor& parts, const Tensor& out) {
+  check_float(parts, "parts");
+  TORCH_CHECK(parts.dim() == 2 && parts.size(0) >= 1, "parts: a matrix of one row or more is needed");
+  check_rows(parts, parts.scalar_type(), parts.size(0), parts.size(1), "parts");
+  check_dense(out, at::kFloat, {parts.size(1)}, "out");
+  double squares = 0.0;
+  for_type(parts, [&]<class T>(T) {
+    squares = sum_parts<T>(parts.size(0), parts.size(1), read<T>(parts), parts.stride(0), write<float>(out));
+  });
+  return squares;
+}
+
+int32_t* counter_of(const Tensor& counters, int64_t index) {
+  check_dense(counters, at::kInt, {counters.numel()}, "counters");
+  TORCH_CHECK(index >= 0 && index < counters.numel(), "counter ", index, " of ", counters.numel());
+  return write<int32_t>(counters) + index;
+}
+
+void count_up_op(const Tensor& counters, int64_t index, int64_t value) {
+  count_up(counter_of(counters, index), int32_t(value));
+}
+
+bool wait_for_count_op(const Tensor& counters, int64_t index, int64_t value, double timeout_s) {
+  return wait_for_count(counter_of(counters, index), int32_t(value), timeout_s);
+}
+
 }  // namespace
 }  // namespace fleetune
 
@@ -438,6 +474,10 @@ TORCH_LIBRARY(fleetune, m) {
       "adamw_rows_(Tensor(a!) param, Tensor rows, Tensor values, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
       "Tensor(d!) seen, float lr, float beta1, float beta2, float eps, float weight_decay, int step, "
       "float grad_scale) -> ()");
+  m.def("round_with_feedback_(Tensor x, Tensor(a!) residual, Tensor(b!) out) -> ()");
+  m.def("sum_parts_(Tensor parts, Tensor(a!) out) -> float");
+  m.def("count_up_(Tensor(a!) counters, int index, int value) -> ()");
+  m.def("wait_for_count(Tensor counters, int index, int value, float timeout_s) -> bool");
 }
 
 TORCH_LIBRARY_IMPL(fleetune, CPU, m) {
@@ -459,4 +499,8 @@ TORCH_LIBRARY_IMPL(fleetune, CPU, m) {
   m.impl("squared_norm", fleetune::squared_norm_op);
   m.impl("adamw_", fleetune::adamw_op);
   m.impl("adamw_rows_", fleetune::adamw_rows_op);
+  m.impl("round_with_feedback_", fleetune::round_with_feedback_op);
+  m.impl("sum_parts_", fleetune::sum_parts_op);
+  m.impl("count_up_", fleetune::count_up_op);
+  m.impl("wait_for_count", fleetune::wait_for_count_op);
 }
