@@ -117,8 +117,8 @@ Softmax exponentiate(float* row, const Range& range, float scale) {
   range.hide(row, kHidden);
   float greatest = kHidden, sum = 0.0f;
   for (int64_t b = range.begin; b < range.end; b += kNR)
-#pragma omp simd reduction(max : greatest)
-    for (int64_t j = b; j < b + kNR; j++) greatest = std::max(greatest, row[j]);
+#pragma omp simd reduction(max : greatest)  // std::max, which returns a reference, is not vectorised
+    for (int64_t j = b; j < b + kNR; j++) greatest = row[j] > greatest ? row[j] : greatest;
   const float shift = greatest * scale;
   for (int64_t b = range.begin; b < range.end; b += kNR)
 #pragma omp simd reduction(+ : sum)

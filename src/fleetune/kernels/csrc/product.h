@@ -15,8 +15,12 @@ constexpr int kWidth = 16, kMR = 12;  // 24 accumulators of 32 registers
 constexpr int kWidth = 8, kMR = 12;  // Zen 4 halves wide operations; narrow ones were up to a tenth faster there
 #elif defined(__AVX__)
 constexpr int kWidth = 8, kMR = 6;  // 12 of 16
+#elif defined(__aarch64__)
+// 20 accumulators, two vectors of B and ten numbers of A: just 32 registers. Compilers load the numbers long before
+// they use them, so that of 24 accumulators some went through memory in every step.
+constexpr int kWidth = 4, kMR = 10;
 #else
-constexpr int kWidth = 4, kMR = 12;  // 24 of 32 (Arm)
+constexpr int kWidth = 4, kMR = 12;
 #endif
 constexpr int kNR = 2 * kWidth;
 
