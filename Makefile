@@ -29,8 +29,8 @@ demo: install
 	$(BIN)/fleetune demo --processes 2
 
 lint: $(TOOLS)
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks lab
+	$(BIN)/ruff check src tests benchmarks lab
 	$(BIN)/mypy
 
 check: lint

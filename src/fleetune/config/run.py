@@ -96,6 +96,7 @@ class RunConfig:
     report_to: Literal["tensorboard", "none"] = setting("tensorboard", "output", "experiment tracker")
 
     processes: int | None = setting(None, "run", "ranks to start on this machine; none: one, or what an outer launcher started", at_least=1)
+    grad_dtype: Literal["float32", "bfloat16"] = setting("float32", "run", "what gradients cross the network in; bfloat16: half the bytes, rounded with error feedback")
     threads: int | None = setting(None, "run", "threads of a rank; none: the usable cores shared out", at_least=1)
     ddp_timeout: int = setting(1800, "run", "seconds to wait for another rank before giving up", at_least=1)
     # fmt: on

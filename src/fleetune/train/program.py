@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from fleetune.cluster.rank import RankInfo, read_rank
 from fleetune.cluster.start import start_ranks
 from fleetune.comm.ranks import Ranks, joined_ranks
+from fleetune.comm.sync import SyncOptions
 from fleetune.config import RunConfig, settings_file
 from fleetune.config.values import nearest
 from fleetune.data.loading import load_data
@@ -149,12 +152,17 @@ def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, te
         tokenizer=tokenizer,
         classifier=classifier,
         optimizer=optimizer,
-        updates=make_updates(classifier, train_table, batches, optimizer, parameters, ranks),
+        updates=make_updates(classifier, train_table, batches, optimizer, parameters, ranks, sync_options(config)),
         batches=batches,
         state=TrainState(),
         record=record,
         terminal=terminal,
     )
+
+
+def sync_options(config: RunConfig) -> SyncOptions:
+    """How gradients travel."""
+    return SyncOptions(dtype=torch.bfloat16 if config.grad_dtype == "bfloat16" else torch.float32)
 
 
 def wanted_splits(config: RunConfig) -> list[str]:

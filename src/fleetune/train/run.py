@@ -102,7 +102,7 @@ def holders_of(parameter: Tensor, module: nn.Module) -> int:
 
 
 def make_updates(classifier: Classifier, table: TokenTable, batches: GlobalBatches, optimizer: AdamW,
-                 parameters: list[nn.Parameter], ranks: Ranks) -> Updates:  # fmt: skip
+                 parameters: list[nn.Parameter], ranks: Ranks, options: SyncOptions) -> Updates:  # fmt: skip
     """What turns gradients into updates: of this rank, or of all."""
     if ranks.world_size == 1:
         return Updates(optimizer, OwnGradients([p for p in classifier.module.parameters() if p.requires_grad]))
@@ -117,6 +117,6 @@ def make_updates(classifier: Classifier, table: TokenTable, batches: GlobalBatch
             most_rows=min(module.word_embeddings.num_embeddings, most + 1),
         )
     ranks.broadcast_if_different(p.data for p in module.parameters())
-    updates = Updates(optimizer, ranks.sync(parameters, [stage_of[p] for p in parameters], words, SyncOptions()))
+    updates = Updates(optimizer, ranks.sync(parameters, [stage_of[p] for p in parameters], words, options))
     module.before_stage(updates.settle_stage)
     return updates
