@@ -62,7 +62,7 @@ def _run(arguments: argparse.Namespace) -> None:
     if arguments.lab is None and len(living) != 1:
         raise LabError(f"{len(living)} labs are up: {living or 'start one'}; tell which one by --lab")
     number = living[0] if arguments.lab is None else arguments.lab
-    folder = state.folder_of(number) / arguments.host
+    folder = state.host_folder(number, arguments.host)
     if not (folder / "pid").exists():
         raise LabError(f"lab {number} has no host {arguments.host} that is up")
     line = entering(folder, "/", arguments.command)

@@ -118,7 +118,8 @@ class HostGroup:
         folder = self._freezer()
         _write(folder, settings)
         if not wait_until(lambda: line in (folder / file).read_text().splitlines(), timeout_s=5):
-            raise LabError(f"{folder} did not freeze: {file} says {(folder / file).read_text().strip()}")
+            self.thaw()
+            raise LabError(f"{folder} does not freeze within 5 s")
 
     def thaw(self) -> None:
         _write(self._freezer(), self.hierarchies.words.thawed)

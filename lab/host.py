@@ -34,16 +34,16 @@ class Host:
     Args:
         name: Its host name.
         index: Its place in the lab, from 0.
-        lab: The network that it is plugged into.
+        net: The network that it is plugged into.
         folder: Its part of the lab's state folder.
         group: Its control groups.
         with_ssh: Whether it runs an ssh server.
     """
 
-    def __init__(self, *, name: str, index: int, lab: Network, folder: Path, group: HostGroup, with_ssh: bool) -> None:
-        self.name, self.address = name, lab.address(index)
-        self._index, self._network, self._folder, self._group = index, lab, folder, group
-        self._namespace, self._with_ssh = network.NAMESPACES / lab.namespace(name), with_ssh
+    def __init__(self, *, name: str, index: int, net: Network, folder: Path, group: HostGroup, with_ssh: bool) -> None:
+        self.name, self.address = name, net.address(index)
+        self._index, self._network, self._folder, self._group = index, net, folder, group
+        self._namespace, self._with_ssh = network.NAMESPACES / net.namespace(name), with_ssh
         self._init: subprocess.Popen[str] | None = None
         self._started: list[subprocess.Popen[str]] = []
         self._is_frozen = False
@@ -118,7 +118,7 @@ class Host:
     # ---- up and down
 
     def boot(self) -> None:
-        """Start it: after `Lab.up` has made it, or after `kill`. Limits and cable are as they were."""
+        """Start it: after `Lab.up` has made it, or after `kill`. Its limits and its link are as they were."""
         if self._init is not None:
             raise LabError(f"{self.name} is up already")
         self._init = subprocess.Popen(
@@ -176,15 +176,15 @@ class Host:
         self._group.set_quota(cores)
 
     def set_link(self, mbit: float | None) -> None:
-        """Limit the cable to a rate, Mbit/s each way; `None` for none."""
+        """Limit the link to a rate, Mbit/s each way; `None` takes the limit off."""
         network.set_link(self._network, self.name, self._index, mbit)
 
     def cut(self) -> None:
-        """Pull the cable: packets are lost in silence."""
+        """Take the link down, as if the cable were pulled: packets are lost in silence."""
         network.set_carrier(self._network, self._index, on=False)
 
     def join(self) -> None:
-        """Plug the cable in again."""
+        """Bring the link up again."""
         network.set_carrier(self._network, self._index, on=True)
 
     def bytes_sent(self) -> int:

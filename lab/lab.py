@@ -59,7 +59,7 @@ class Lab:
         Args:
             hosts: Their names, or how many: node1, node2 and so on.
             cpu_quota: CPU time of each, in cores; keep the sum a little below what the machine has.
-            mbit: Rate of each one's cable, Mbit/s each way.
+            mbit: Rate of each one's link, Mbit/s each way.
             with_ssh: Whether each runs an ssh server.
             keep: Folders under /tmp that hosts see, too; all else there is their own.
 
@@ -73,30 +73,31 @@ class Lab:
             number = undo.enter_context(state.claimed())
             lab = cls._make(number, names, kept, with_ssh=with_ssh)
             for host in lab:
-                host.set_quota(cpu_quota)
-                host.set_link(mbit)
                 undo.callback(host.kill)
                 host.boot()
+            for host in lab:  # only now: with a small quota, booting takes its time
+                host.set_quota(cpu_quota)
+                host.set_link(mbit)
             yield lab
 
     @classmethod
     def _make(cls, number: int, names: Sequence[str], keep: Sequence[Path], *, with_ssh: bool) -> Lab:
         """Network, control groups and state folder, before any process runs."""
-        cables, state_folder = Network(number=number), state.folder_of(number)
-        addresses = {name: cables.address(index) for index, name in enumerate(names)}
-        (state_folder / "hosts").write_text(_etc_hosts(addresses))
-        network.build(cables)
+        net, hierarchies = Network(number=number), cgroups.find_hierarchies()
+        addresses = {name: net.address(index) for index, name in enumerate(names)}
+        folders = {name: state.host_folder(number, name) for name in names}
+        (state.folder_of(number) / "etc_hosts").write_text(_etc_hosts(addresses))
+        network.build(net)
         hosts = []
-        for index, name in enumerate(names):
-            folder = state_folder / name
-            group = HostGroup(hierarchies=cgroups.find_hierarchies(), name=f"{state.group_of(number)}/{name}")
-            network.connect(cables, name, index)
+        for index, (name, folder) in enumerate(folders.items()):
+            group = HostGroup(hierarchies=hierarchies, name=f"{state.group_of(number)}/{name}")
+            network.connect(net, name, index)
             group.make()
-            _write_host(folder, name, cables, group, keep, with_ssh=with_ssh)
-            hosts.append(Host(name=name, index=index, lab=cables, folder=folder, group=group, with_ssh=with_ssh))
-        etc_ssh = {name: state_folder / name / "ssh" for name in names}
-        config = ssh.write_all(state_folder / "ssh", addresses, etc_ssh) if with_ssh else None
-        return cls(hosts, network=cables, ssh_config=config)
+            _write_host(folder, name, net, group, keep, with_ssh=with_ssh)
+            hosts.append(Host(name=name, index=index, net=net, folder=folder, group=group, with_ssh=with_ssh))
+        etc_ssh = {name: folder / "ssh" for name, folder in folders.items()}
+        config = ssh.write_all(state.folder_of(number) / "ssh", addresses, etc_ssh) if with_ssh else None
+        return cls(hosts, network=net, ssh_config=config)
 
     @staticmethod
     def unavailable(*, with_ssh: bool = False, with_quota: bool = False) -> str | None:
@@ -136,18 +137,17 @@ def _etc_hosts(addresses: dict[str, str]) -> str:
 
 
 def _write_host(
-    folder: Path, name: str, cables: Network, group: HostGroup, keep: Sequence[Path], *, with_ssh: bool
+    folder: Path, name: str, net: Network, group: HostGroup, keep: Sequence[Path], *, with_ssh: bool
 ) -> None:
     """Make a host's folder, with what `lab/inside.py` has to know."""
-    for made in (folder, folder / "stash"):
-        made.mkdir()
-    (folder / "tmp").mkdir()
+    for made in (folder / "stash", folder / "tmp"):
+        made.mkdir(parents=True)
     (folder / "tmp").chmod(0o1777)
     told = {
         "name": name,
-        "network": str(network.NAMESPACES / cables.namespace(name)),
+        "network": str(network.NAMESPACES / net.namespace(name)),
         "groups": [str(path) for path in group.folders()],
-        "etc_hosts": str(folder.parent / "hosts"),
+        "etc_hosts": str(folder.parents[1] / "etc_hosts"),
         "etc_ssh": str(folder / "ssh") if with_ssh else None,
         "tmp": str(folder / "tmp"),
         "stash": str(folder / "stash"),

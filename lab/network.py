@@ -1,4 +1,4 @@
-"""A lab's network: a bridge on the machine, and a cable from it into the network namespace of each host.
+"""A lab's network: a bridge on the machine, and a link from it into the network namespace of each host.
 
 All names and addresses follow from the lab's number, so that a lab of a killed process can be taken apart by whoever
 finds it.
@@ -45,7 +45,7 @@ class Network:
         return str(self.subnet[11 + index])
 
     def plug(self, index: int) -> str:
-        """The machine's end of a host's cable. Its other end is the host's eth0."""
+        """The machine's end of a host's link. The other end is the host's eth0."""
         return f"{self.bridge}p{index}"
 
     def namespace(self, host: str) -> str:
@@ -103,7 +103,7 @@ def connect(network: Network, host: str, index: int) -> None:
 
 
 def set_link(network: Network, host: str, index: int, mbit: float | None) -> None:
-    """Limit a host's cable to a rate, Mbit/s each way; `None` takes the limit off.
+    """Limit a host's link to a rate, Mbit/s each way; `None` takes the limit off.
 
     Each end limits what it sends. Smaller bursts than 128 kB give a wrong rate: 95.6 % of it is goodput with this one,
     from 100 Mbit/s to 1 Gbit/s.
@@ -116,12 +116,12 @@ def set_link(network: Network, host: str, index: int, mbit: float | None) -> Non
 
 
 def set_carrier(network: Network, index: int, *, on: bool) -> None:
-    """Plug a host's cable in, or pull it: packets are lost in silence."""
+    """Bring a host's link up, or take it down: packets are lost in silence."""
     call("ip", "link", "set", network.plug(index), "up" if on else "down")
 
 
 def counted_bytes(network: Network, index: int, direction: str) -> int:
-    """What the machine's end of a cable counted: "rx" is what the host sent, "tx" is what it was sent."""
+    """What the machine's end of a link counted: "rx" is what the host sent, "tx" is what it was sent."""
     return int(Path(f"/sys/class/net/{network.plug(index)}/statistics/{direction}_bytes").read_text())
 
 
@@ -132,7 +132,7 @@ def namespaces(network: Network) -> list[str]:
 
 
 def _links(network: Network) -> list[str]:
-    """The bridge and the cables, cables first."""
+    """The bridge and the links into hosts, these first."""
     names = [link["ifname"] for link in json.loads(call("ip", "-json", "link", "show"))]
     return sorted((name for name in names if re.fullmatch(rf"{network.bridge}(p\d+)?", name)), key=len, reverse=True)
 
@@ -145,7 +145,7 @@ def remains(network: Network) -> list[str]:
 
 def remove(network: Network) -> None:
     """Take away whatever is left of a lab's network."""
-    for link in _links(network):  # by name: a namespace takes its cable along, but later
+    for link in _links(network):  # by name: a namespace takes its link along, but later
         call("ip", "link", "delete", link)
     for namespace in namespaces(network):
         call("ip", "netns", "delete", namespace)

@@ -27,6 +27,11 @@ def folder_of(number: int) -> Path:
     return ROOT / group_of(number)
 
 
+def host_folder(number: int, host: str) -> Path:
+    """A host's part of its lab's state folder."""
+    return folder_of(number) / "hosts" / host
+
+
 def group_of(number: int) -> str:
     """Name of a lab's control groups."""
     return f"{PREFIX}{number}"

@@ -23,7 +23,7 @@ def _needs_a_lab(request: pytest.FixtureRequest) -> None:
 
 
 def test_nothing_is_left() -> None:
-    before = set(subprocess.run(["ip", "-o", "addr"], capture_output=True, text=True).stdout.splitlines())
+    settings = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text()
     with Lab.up(["alpha", "beta"], mbit=100) as lab:
         started = lab["alpha"].start(["sleep", "1000"])
         lab["beta"].freeze()
@@ -31,7 +31,7 @@ def test_nothing_is_left() -> None:
     assert left_of(lab.number) == []
     assert started.communicate()[0] == ""
     assert started.returncode == -signal.SIGKILL
-    assert set(subprocess.run(["ip", "-o", "addr"], capture_output=True, text=True).stdout.splitlines()) == before
+    assert Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text() == settings
 
 
 @pytest.mark.parametrize("end", [ZeroDivisionError, KeyboardInterrupt])
@@ -56,8 +56,8 @@ def test_nothing_is_left_when_a_host_does_not_boot(monkeypatch: pytest.MonkeyPat
 def test_two_labs_do_not_meet() -> None:
     with Lab.up(1) as one, Lab.up(1) as other:
         assert one.number != other.number
-        assert state.living() == [one.number, other.number]
-        assert state.sweep() == []
+        assert {one.number, other.number} <= set(state.living())
+        assert not {one.number, other.number} & set(state.sweep())
         reached = one["node1"].run(["ip", "route", "get", other["node1"].address])
         assert "Network is unreachable" in reached.stderr
     assert left_of(one.number) + left_of(other.number) == []
@@ -73,8 +73,8 @@ def test_lab_of_a_killed_process_is_taken_down() -> None:
         number = int(owner.stdout.readline())
         owner.kill()
     assert len(left_of(number)) >= 6
-    with Lab.up(1) as lab:
-        assert lab.number == number
+    with Lab.up(1):
+        pass
     assert left_of(number) == []
 
 
@@ -96,7 +96,7 @@ def test_by_hand() -> None:
         owner.send_signal(signal.SIGINT)
         assert owner.wait(timeout=20) == 0
     assert (ran.returncode, ran.stdout, ran.stderr) == (5, "node2\n", "")
-    assert "taken down: nothing" in down.stdout
+    assert down.stdout.startswith("taken down: nothing\n")
     assert f"lab {number} is process {owner.pid}'s" in down.stdout
     assert left_of(int(number)) == []
 
