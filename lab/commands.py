@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """`ip` and `sshd` are not in the PATH of every shell."""
+inherited_locks: set[int] = set()
+"""Descriptors that commands hold, too: an `ip` that outlives a killed owner keeps others from sweeping up under it."""
 
 
 class LabError(RuntimeError):
@@ -30,7 +32,13 @@ def call(*command: str, lines: Sequence[str] = ()) -> str:
     stdin = "".join(f"{line}\n" for line in lines)
     try:
         done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, env={**os.environ, "PATH": SYSTEM_PATH}
+            command,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PATH": SYSTEM_PATH},
+            pass_fds=tuple(inherited_locks),
+            start_new_session=True,  # a Ctrl-C is for this process, which decides what still has to be run
         )
     except FileNotFoundError:
         raise LabError(f"no command `{command[0]}` in {SYSTEM_PATH}") from None

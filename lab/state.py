@@ -1,6 +1,7 @@
 """State folders of labs: which exist, whose owner lives, and taking down those whose owner does not.
 
-A lab's owner holds a lock on its state folder; the kernel releases it when the process ends, however it ends.
+A lab's owner holds a lock on its state folder. The kernel releases it when the process, and the command that it was
+just running, have ended, however they ended.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from lab import cgroups, network
-from lab.commands import LabError
+from lab.commands import LabError, inherited_locks
 from lab.network import Network
 from lab.processes import end_processes
 
@@ -98,13 +101,32 @@ def _claim() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _taken_down(number: int, lock: int) -> Iterator[None]:
+    inherited_locks.add(lock)
     try:
         yield
     finally:
-        try:
-            take_down(number)
-        finally:
-            os.close(lock)
+        with _ctrl_c_waits():
+            try:
+                take_down(number)
+            finally:
+                inherited_locks.remove(lock)
+                os.close(lock)
+
+
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """A second Ctrl-C comes into force at the end of the block. Only the main thread has to do with them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextlib.contextmanager

@@ -37,11 +37,11 @@ with socket.create_connection((sys.argv[1], {PORT}), timeout=float(sys.argv[2]))
 """
 BURN = """
 import time
-end = time.perf_counter() + 2
+end = time.perf_counter() + 1.5
 while time.perf_counter() < end:
     pass
 fields = open("/proc/self/stat").read().rsplit(")", 1)[1].split()
-print((int(fields[11]) + int(fields[12])) / 100 / 2)
+print((int(fields[11]) + int(fields[12])) / 100 / 1.5)
 """
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,15 @@ def test_nothing_is_left_after_an_exception(end: type[BaseException]) -> None:
     assert left_of(numbers[0]) == []
 
 
+def test_a_second_ctrl_c_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = []
+    take_down = state.take_down
+    monkeypatch.setattr(state, "take_down", lambda number: [os.kill(os.getpid(), signal.SIGINT), take_down(number)])
+    with pytest.raises(KeyboardInterrupt), Lab.up(1) as lab:
+        numbers.append(lab.number)
+    assert left_of(numbers[0]) == []
+
+
 def test_nothing_is_left_when_a_host_does_not_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lab.host.INSIDE", ("sh", "-c", "echo no luck >&2; exit 1"))
     taken_down: list[int] = []
@@ -76,6 +86,23 @@ def test_lab_of_a_killed_process_is_taken_down() -> None:
     with Lab.up(1):
         pass
     assert left_of(number) == []
+
+
+def test_no_lab_is_taken_down_under_a_running_command() -> None:
+    """Such as an `ip` that makes something while its owner is killed."""
+    script = (
+        "from lab import commands, state\n"
+        "with state.claimed() as number:\n    print(number, flush=True)\n    commands.call('sleep', '1.5')"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        number = int(owner.stdout.readline())
+        time.sleep(0.3)
+        owner.kill()
+    assert number in state.living()
+    assert number not in state.sweep()
+    time.sleep(1.5)
+    assert number in state.sweep()
 
 
 def test_by_hand() -> None:
