@@ -193,7 +193,7 @@ def started_ranks(options: argparse.Namespace, lab: Lab, config: dict[str, Any],
 
 
 def median_s(turns: Sequence[dict[str, Any]]) -> float:
-    return statistics.median(s for turn in turns for s in turn["seconds"][SKIPPED:])
+    return float(statistics.median(s for turn in turns for s in turn["seconds"][SKIPPED:]))
 
 
 def summarise(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -53,13 +53,10 @@ class OwnSync(Exchange):
         run = self.run
         loss, _ = accumulate_gradients(run)
         told = torch.tensor([run.updates.squared_norm(), loss], dtype=torch.float64)
-        squared_norm, loss = run.ranks.start_sum(told)().tolist()
+        squared_norm, global_loss = run.ranks.start_sum(told)().tolist()
         run.updates.begin(run.plan.schedule.at(run.state.step), squared_norm, CLIPPING)
         run.state.step += 1
-        return loss
-
-    def settle(self) -> None:
-        self.run.updates.settle()
+        return float(global_loss)
 
 
 class NoSync(OwnSync):
@@ -172,8 +169,12 @@ def take(arm: Exchange, steps: int, ranks: Ranks) -> dict[str, Any]:
         laps.append(now - last)
         last = now
     arm.run.updates.settle()
-    return {"seconds": laps, "settle_s": time.perf_counter() - last, "losses": losses,
-            "cpu_s": (time.process_time() - cpu_before_s) / steps}
+    return {
+        "seconds": laps,
+        "settle_s": time.perf_counter() - last,
+        "losses": losses,
+        "cpu_s": (time.process_time() - cpu_before_s) / steps,
+    }
 
 
 if __name__ == "__main__":

@@ -1,26 +1,39 @@
 """One bucket of gradients on its way: packed, added up over all ranks, gathered.
 
 Within a host, every rank writes its gradient into memory that all of them see, and adds one part of it up. Between
-hosts, the first rank of each sends every other its share of the sum (an all-to-all), adds up what it receives, and
+hosts, the first rank of each sends every other its share of the sum (a reduce-scatter), adds up what it receives, and
 sends its share to all (an all-gather): as many bytes as a ring needs. The order of the additions is that of the ranks,
 so that every rank ends with the same numbers, bit for bit.
+
+Everything is sent from point to point, to a place that is ready: a collective of gloo begins with a question, whose
+answer waits behind the gradients on a busy link.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from enum import IntEnum
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import Work
 
-from fleetune.comm.buckets import padded
+from fleetune.comm.buckets import Phase, padded
 from fleetune.comm.hosts import SharedMemory, Team
 from fleetune.kernels.library import raw_ops
 
 Finish = Callable[[], None]
 """Waits for an exchange that was started, and does what comes after it."""
+
+
+class Counter(IntEnum):
+    """What the ranks of a host tell each other about a bucket: the last update for which it is done."""
+
+    PACKED = 0
+    ADDED_UP = 1
+    GATHERED = 2
 
 
 class Rounding:
@@ -72,15 +85,15 @@ class Bucket:
         self._number, self._team, self._group, self._memory = number, team, group, memory
         self._room = padded(room, len(team.hosts) * team.size)
         if memory is None:
-            self._slots = self._result = torch.empty(self._room)
+            self._slots_LN = torch.empty(1, self._room)
+            self._result = self._slots_LN[0]
         else:
             space = memory.numbers[offset : offset + self.numbers_needed(room, team)].view(team.size + 1, -1)
-            self._slots, self._result = space[:-1].view(-1), space[-1]
-        wired = group is not None and dtype == torch.bfloat16
-        self._rounding = Rounding(self._room, len(team.hosts)) if wired else None
-        self._time = 0
-        self._squares = 0.0
-        self._count = 0
+            self._slots_LN, self._result = space[:-1], space[-1]
+        self._rounding = Rounding(self._room, len(team.hosts)) if dtype == torch.bfloat16 and group else None
+        self._parts = torch.empty(self._room if group else 0, dtype=dtype)
+        self._receiving: dict[Phase, list[Work]] = {}
+        self._update = self._count = 0
 
     @staticmethod
     def numbers_needed(room: int, team: Team) -> int:
@@ -91,19 +104,18 @@ class Bucket:
 
     def begin(self, count: int) -> Tensor:
         """Start an update: the place to pack `count` numbers into."""
-        self._time += 1
+        self._update += 1
         self._count = padded(count, len(self._team.hosts) * self._team.size)
         self.packed: Future[None] = Future()
         self.reduced: Future[float] = Future()
         self.gathered: Future[None] = Future()
-        own = self._slots.view(self._team.size if self._memory else 1, -1)[self._team.index if self._memory else 0]
+        own = self._slots_LN[self._team.index if self._memory else 0]
         own[count : self._count].zero_()
         return own[:count]
 
     def pack_done(self) -> None:
         """All numbers of this rank are in their place."""
-        if self._memory is not None:
-            self._memory.count_up(3 * self._number, self._time)
+        self._tell(Counter.PACKED)
         self.packed.set_result(None)
 
     @property
@@ -113,73 +125,117 @@ class Bucket:
 
     # ---- the rank's thread that communicates
 
+    def expect(self, phase: Phase) -> None:
+        """Get ready for what other hosts will send: it then waits for nothing.
+
+        What is gathered may lie where a sum is still being sent from: a host sends a share back only after it has
+        received it.
+        """
+        if self._group is not None:
+            places = self._parts if phase == "reduce" else self._gathered_into
+            self._receiving[phase] = self._each_peer(dist.irecv, places, phase)
+
     def start_reduce(self) -> Finish:
         """Wait for the gradients of this host's ranks, and start to add them up over hosts."""
         self.packed.result()
         squares = self._add_up_host()
-        if not self._crosses:
+        if self._group is None:
             return lambda: self.reduced.set_result(squares)
-        if self._memory is not None:
-            self._memory.wait(3 * self._number + 1, self._time)
+        self._await(Counter.ADDED_UP)
         sent = self._result[: self._count]
         if self._rounding is not None:
             sent = self._rounding.round_whole(sent)
-        received = torch.empty_like(sent)
-        work = dist.all_to_all_single(received, sent, group=self._group, async_op=True)
+        sending = self._each_peer(dist.isend, sent, "reduce")
 
         def finish() -> None:
-            work.wait()
-            own = self._own(self._result)
-            self.reduced.set_result(raw_ops().sum_parts_(received.view(len(self._team.hosts), -1), own))
+            self._share(self._parts).copy_(self._share(sent))
+            for work in self._receiving["reduce"]:
+                work.wait()
+            parts = self._parts[: self._count].view(len(self._team.hosts), -1)
+            squares = raw_ops().sum_parts_(parts, self._share(self._result))
+            for work in sending:
+                work.wait()
+            self.reduced.set_result(squares)
 
         return finish
 
     def start_gather(self) -> Finish:
         """Start to collect the sums of all hosts; the bucket is reduced."""
-        if not self._crosses:
+        if self._group is None:
             return self._await_result
-        total = self._result[: self._count]
-        own, received = self._own(total), total
+        own = self._share(self._result)
         if self._rounding is not None:
-            own, received = self._rounding.round_share(own), self._rounding.rounded[: self._count]
-        work = dist.all_gather_into_tensor(received, own.clone(), group=self._group, async_op=True)
+            own = self._rounding.round_share(own)
+        sending = self._each_peer(dist.isend, own, "gather")
 
         def finish() -> None:
-            work.wait()
+            for work in self._receiving["gather"]:
+                work.wait()
             if self._rounding is not None:
-                raw_ops().sum_parts_(received.view(1, -1), total)
-            if self._memory is not None:
-                self._memory.count_up(3 * self._number + 2, self._time)
+                self._share(self._rounding.rounded).copy_(own)
+                raw_ops().sum_parts_(self._rounding.rounded[: self._count].view(1, -1), self._result[: self._count])
+            self._tell(Counter.GATHERED)
+            for work in sending:
+                work.wait()
             self.gathered.set_result(None)
 
         return finish
 
     @property
-    def _crosses(self) -> bool:
-        """Whether this rank speaks with other hosts."""
-        return self._group is not None
+    def _gathered_into(self) -> Tensor:
+        return self._result if self._rounding is None else self._rounding.rounded
 
-    def _own(self, numbers: Tensor) -> Tensor:
-        """This host's share of the numbers."""
+    def _each_peer(self, start: Callable[..., Work], numbers: Tensor, phase: Phase) -> list[Work]:
+        """Start to send to, or to receive from, every other host.
+
+        Args:
+            start: `dist.isend` or `dist.irecv`.
+            numbers: One share, which all get; or all shares, of which each gets or gives its own.
+            phase: Tells apart what is on its way at the same time.
+        """
+        tag = 2 * self._number + (phase == "gather")
         share = self._count // len(self._team.hosts)
-        return numbers[self._team.host * share : (self._team.host + 1) * share]
+        works = []
+        for host, leader in enumerate(self._team.leaders):
+            if host != self._team.host:
+                part = numbers if len(numbers) == share else self._share(numbers, host)
+                works.append(start(part, leader, group=self._group, tag=tag))
+        return works
+
+    def _share(self, numbers: Tensor, host: int | None = None) -> Tensor:
+        """A host's share of the numbers; this one's."""
+        share = self._count // len(self._team.hosts)
+        host = self._team.host if host is None else host
+        return numbers[host * share : (host + 1) * share]
+
+    # ---- within the host
 
     def _add_up_host(self) -> float:
-        """This rank's part of the sum over its host; the squares of it."""
+        """This rank's part of the sum over its host.
+
+        Returns:
+            The squares of it, if it is the sum over all ranks.
+        """
         if self._memory is None:
             return 0.0
-        self._memory.wait(3 * self._number, self._time)
+        self._await(Counter.PACKED)
         part = self._count // self._team.size
-        begin = self._team.index * part
-        slots = self._slots.view(self._team.size, -1)[:, begin : begin + part]
-        squares: float = raw_ops().sum_parts_(slots, self._result[begin : begin + part])
-        self._memory.count_up(3 * self._number + 1, self._time)
+        here = slice(self._team.index * part, (self._team.index + 1) * part)
+        squares: float = raw_ops().sum_parts_(self._slots_LN[:, here], self._result[here])
+        self._tell(Counter.ADDED_UP)
         return squares if len(self._team.hosts) == 1 else 0.0
 
     def _await_result(self) -> None:
-        assert self._memory is not None
         if len(self._team.hosts) == 1:
-            self._memory.wait(3 * self._number + 1, self._time)
+            self._await(Counter.ADDED_UP)
         else:
-            self._memory.wait(3 * self._number + 2, self._time, leader_only=True)
+            self._await(Counter.GATHERED, leader_only=True)
         self.gathered.set_result(None)
+
+    def _tell(self, counter: Counter) -> None:
+        if self._memory is not None:
+            self._memory.count_up(len(Counter) * self._number + counter, self._update)
+
+    def _await(self, counter: Counter, *, leader_only: bool = False) -> None:
+        if self._memory is not None:
+            self._memory.wait(len(Counter) * self._number + counter, self._update, leader_only=leader_only)

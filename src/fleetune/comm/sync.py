@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from fleetune.comm.buckets import Size, cut, wire_order
-from fleetune.comm.exchange import Bucket, Finish
+from fleetune.comm.exchange import Bucket, Counter, Finish
 from fleetune.comm.hosts import SharedMemory, Team
 
-_IN_FLIGHT = 2
+_IN_FLIGHT = 4
 """Exchanges that are started before the first of them is finished: the wire is never idle between two."""
 
 Gradients = Iterator[tuple[nn.Parameter, Tensor]]
@@ -208,6 +208,8 @@ class GradientSync:
 
     def _send_all(self) -> None:
         """All exchanges of one update, in the agreed order."""
+        for phase, number in self._order:
+            self._buckets[number].expect(phase)
         started: deque[Finish] = deque()
         for phase, number in self._order:
             bucket = self._buckets[number]
@@ -234,7 +236,7 @@ def _make_buckets(rooms: Sequence[int], tables: Sequence[bool], team: Team, stor
     for room in rooms:
         offsets.append(end)
         end += Bucket.numbers_needed(room, team)
-    memory = SharedMemory(team, store, end, 3 * len(rooms)) if team.size > 1 else None
+    memory = SharedMemory(team, store, end, len(Counter) * len(rooms)) if team.size > 1 else None
     return [
         Bucket(number, room, team, torch.float32 if tables[number] else options.dtype, group, memory, offset)
         for number, (room, offset) in enumerate(zip(rooms, offsets, strict=True))
