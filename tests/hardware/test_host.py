@@ -11,6 +11,7 @@ from fleetune.errors import ConfigError
 from fleetune.hardware.host import (
     HostFacts,
     choose_threads,
+    cpu_flags,
     cpu_quota,
     memory_limit_bytes,
     read_host,
@@ -95,6 +96,7 @@ def test_arm_has_features_and_numbers(tmp_path: Path) -> None:
     facts = read_host(host(tmp_path, GRAVITON3), affinity={0})
     assert facts.cpu_model == "Arm Neoverse-V1"
     assert facts.isa == ("asimd", "asimdhp", "bf16", "i8mm", "sve")
+    assert cpu_flags(tmp_path) == tuple("fp asimd evtstrm aes crc32 asimdhp sve i8mm bf16 dgh rng".split())
 
 
 def test_unknown_arm_core_keeps_its_numbers(tmp_path: Path) -> None:

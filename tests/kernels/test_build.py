@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from fleetune.errors import KernelError
-from fleetune.kernels.build import LIBRARY, SOURCES, build_kernels, error_lines, read_sources
+from fleetune.kernels.build import SOURCES, build_kernels, error_lines, read_sources
+from fleetune.kernels.facts import FACTS_FILE, LIBRARY
 from tests.conftest import environment
 from tests.kernels.conftest import CountingCompiler
 
@@ -59,9 +60,10 @@ def test_a_library_is_built_once_and_found_again(sources: Path, tmp_path: Path, 
     ]
     found = build_kernels(sources, cache, say=said.append, environ=gcc.environ)
     assert (found.library, found.seconds, len(said), gcc.compiled()) == (made.library, None, 2, 2)
+    assert found.facts == made.facts
     key = made.library.parent.name
     assert names(cache / "kernels") == [key, f"{key}.lock"]
-    assert names(made.library.parent) == [LIBRARY]
+    assert names(made.library.parent) == [FACTS_FILE, LIBRARY]
 
 
 def test_a_changed_header_is_another_build(sources: Path, tmp_path: Path, compiler: Compiler) -> None:
@@ -230,7 +232,84 @@ def test_a_library_that_was_lost_from_its_folder_is_built_again(
     made = build_kernels(sources, tmp_path, say=print, environ=gcc.environ)
     made.library.rename(made.library.with_name("leftover"))
     assert build_kernels(sources, tmp_path, say=print, environ=gcc.environ).library == made.library
-    assert names(made.library.parent) == [LIBRARY]
+    assert names(made.library.parent) == [FACTS_FILE, LIBRARY]
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def change_a_byte(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(("name", "damage"), [
+    (LIBRARY, cut), (LIBRARY, change_a_byte), (FACTS_FILE, Path.unlink), (FACTS_FILE, cut),
+])  # fmt: skip
+def test_a_damaged_build_is_noticed_and_made_again(
+    name: str, damage: Callable[[Path], object], sources: Path, tmp_path: Path, compiler: Compiler
+) -> None:
+    gcc, said = compiler(), list[str]()
+    made = build_kernels(sources, tmp_path, say=print, environ=gcc.environ)
+    whole = made.library.read_bytes()
+    damage(made.library.with_name(name))
+    again = build_kernels(sources, tmp_path, say=said.append, environ=gcc.environ)
+    assert again.library == made.library
+    assert again.library.read_bytes() == whole
+    assert said[0] == f"the kernels in {made.library.parent} are damaged, they are built again"
+
+
+def without_compiler(environ: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """Nothing is on its path."""
+    return {name: value for name, value in environ.items() if name != "CXX"} | {"PATH": str(tmp_path / "nowhere")}
+
+
+def test_a_library_that_was_built_ahead_needs_no_compiler(sources: Path, tmp_path: Path, compiler: Compiler) -> None:
+    environ, said = compiler().environ, list[str]()
+    build_kernels(sources, tmp_path, say=print, environ={**environ, "CXX": f"{environ['CXX']} -O1"})
+    made = build_kernels(sources, tmp_path, say=print, environ=environ)
+    bare = without_compiler(environ, tmp_path)
+    found = build_kernels(sources, tmp_path, say=said.append, environ=bare)
+    assert (found.library, found.facts, found.seconds, said) == (made.library, made.facts, None, [])
+    with pytest.raises(KernelError, match="no C\\+\\+ compiler was found"):
+        build_kernels(sources, tmp_path, say=print, environ=bare, force=True)
+    build_kernels(sources, tmp_path, say=said.append, environ={**bare, "CXX": "no-such-compiler"})
+    assert said == [
+        "CXX=no-such-compiler: there is no such compiler: the kernels are those that "
+        f"{made.facts.compiler} made before"
+    ]  # fmt: skip
+
+
+def test_what_was_built_ahead_must_fit(
+    sources: Path, tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same sources and torch, a CPU that can do no less, and a library that is whole."""
+    environ = compiler().environ
+    made = build_kernels(sources, tmp_path, say=print, environ=environ)
+    bare = without_compiler(environ, tmp_path)
+
+    def is_refused() -> bool:
+        try:
+            return build_kernels(sources, tmp_path, say=print, environ=bare).library != made.library
+        except KernelError:
+            return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fleetune.kernels.facts.cpu_flags", lambda: (*made.facts.cpu_flags, "avx9"))
+        assert not is_refused()
+        patch.setattr("fleetune.kernels.facts.cpu_flags", lambda: made.facts.cpu_flags[1:])
+        assert is_refused()
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.__version__", "2.99")
+        assert is_refused()
+    (sources / "value.h").write_text("constexpr int VALUE = 3;\n")
+    assert is_refused()
+    (sources / "value.h").write_text("constexpr int VALUE = 2;\n")
+    assert not is_refused()
+    cut(made.library)
+    assert is_refused()
 
 
 def test_sources_are_read_with_headers_and_without_the_files_of_editors(sources: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from fleetune.errors import ConfigError, KernelError
 from fleetune.kernels import library, reference
 from fleetune.kernels.build import build_kernels
+from fleetune.kernels.facts import write_facts
 from fleetune.kernels.library import Kernels, choose_kernels, load_kernels, load_library, raw_ops, using_reference
 from tests.conftest import environment
 from tests.kernels.conftest import CountingCompiler
@@ -83,10 +84,12 @@ def test_a_failed_compile_is_one_line_with_the_log(sources: Path, tmp_path: Path
     assert str(log) in kernels.reason
 
 
-def test_a_damaged_library_is_not_used(sources: Path, tmp_path: Path, compiler: Compiler) -> None:
+def test_a_library_that_cannot_be_loaded_is_not_used(sources: Path, tmp_path: Path, compiler: Compiler) -> None:
+    """It is as it was made, by a linker that made no library."""
     gcc = compiler()
     made = build_kernels(sources, tmp_path, say=print, environ=gcc.environ)
     made.library.write_bytes(b"\x7fELF, and no more")
+    write_facts(made.library.parent, sources=made.facts.sources, compiler="ld", flags="")
     kernels = chosen(sources, tmp_path, [], gcc.environ)
     assert not kernels.compiled
     assert kernels.reason is not None

@@ -23,7 +23,7 @@ def test_what_is_found_on_the_path(toolchain: Toolchain) -> None:
     assert Path(toolchain.command[0]).name in ("g++", "c++", "clang++")
     assert Path(toolchain.command[0]).resolve() == Path(toolchain.program)
     assert "\n" not in toolchain.name
-    assert toolchain.name
+    assert toolchain.name.endswith(f" ({toolchain.command[0]})")
     assert toolchain.torch_version == torch.__version__
 
 

@@ -30,8 +30,8 @@ def run(words: Sequence[str]) -> int:
     )
     openmp = library.load_library(made.library)
     told = {
-        "compiler": f"{made.toolchain.name} ({' '.join(made.toolchain.command)})",
-        "flags": made.toolchain.short_flags,
+        "compiler": made.facts.compiler,
+        "flags": made.facts.flags,
         "time": "none, it was there (--force compiles again)" if made.seconds is None else f"{made.seconds:.1f} s",
         "library": f"{made.library} ({made.library.stat().st_size / 1e6:.2f} MB)",
         "OpenMP": "not used" if openmp is None else f"{openmp}, as torch",

@@ -221,8 +221,17 @@ def _cpu_model(cpu_info: str) -> str:
     return _ARM_CORES.get((implementer, part), f"Arm implementer {implementer} part {part}")
 
 
+def cpu_flags(root: Path = Path("/")) -> tuple[str, ...]:
+    """All that /proc/cpuinfo says the CPU can do, in its order."""
+    return _flags(_read(root / "proc/cpuinfo"))
+
+
+def _flags(cpu_info: str) -> tuple[str, ...]:
+    return tuple((_field(cpu_info, "flags") or _field(cpu_info, "Features")).split())
+
+
 def _isa(cpu_info: str) -> tuple[str, ...]:
-    flags = (_field(cpu_info, "flags") or _field(cpu_info, "Features")).split()
+    flags = _flags(cpu_info)
     return tuple(name for name in ISA_OF_INTEREST if name in flags)
 
 

@@ -24,11 +24,10 @@ from pathlib import Path
 from fleetune.errors import KernelError, OutputError
 from fleetune.files import remove, sync, write_whole
 from fleetune.hardware.host import usable_cores
+from fleetune.kernels.facts import FACTS_FILE, LIBRARY, BuildFacts, read_facts, sources_digest, write_facts
 from fleetune.kernels.toolchain import Toolchain, compiler_environment, find_toolchain
 
 SOURCES = Path(__file__).parent / "csrc"
-LIBRARY = "libfleetune.so"
-
 PARTIAL_SUFFIX = ".partial"
 # Nothing that is alive builds for so long.
 STALE_PARTIAL_S = 3600.0
@@ -48,7 +47,7 @@ class Build:
     """A library that is there."""
 
     library: Path
-    toolchain: Toolchain
+    facts: BuildFacts
     seconds: float | None
     """Time it took; None: it was there."""
 
@@ -62,7 +61,7 @@ def build_kernels(
     retry: bool = False,
     force: bool = False,
 ) -> Build:
-    """The library of these sources, from the cache if it is there.
+    """The library of these sources, from the cache if it is there. Without a compiler, one that was built ahead.
 
     Args:
         sources: Folder of the C++ files.
@@ -74,23 +73,44 @@ def build_kernels(
         force: Compile even if the library is there.
 
     Raises:
-        KernelError: There is no compiler, it refuses the sources, or no folder can be written.
+        KernelError: There is no compiler and no library, it refuses the sources, or no folder can be written.
     """
     content = read_sources(sources)
-    toolchain = find_toolchain(environ)
+    cache = cache_dir / "kernels"
+    places = [place for place in (cache, _temporary_place()) if place is not None]
+    try:
+        toolchain = find_toolchain(environ)
+    except KernelError as error:
+        if force or (ahead := _built_ahead(places, sources_digest(content))) is None:
+            raise
+        if environ.get("CXX"):
+            say(f"{error.reason}: the kernels are those that {ahead.facts.compiler} made before")
+        return ahead
     job = _Job(
         sources=content, toolchain=toolchain, key=toolchain.key(content), say=say, environ=environ, retry=retry,
         force=force,
     )  # fmt: skip
-    cache = cache_dir / "kernels"
     if not force:
-        for place in (cache, _temporary_place()):
-            if place is not None and (found := job.found_in(place)):
+        for place in places:
+            if found := _found(place / job.key):
                 return found
     try:
         return job.build_in(cache)
     except OSError as error:
         return _build_elsewhere(job, cache, error.strerror or str(error))
+
+
+def _built_ahead(places: list[Path], sources: str) -> Build | None:
+    """The newest library that fits this host, found without asking a compiler."""
+    folders = [file.parent for place in places for file in place.glob(f"*/{FACTS_FILE}")]
+    builds = [build for folder in folders if (build := _found(folder)) is not None and build.facts.fits(sources)]
+    return max(builds, key=lambda build: build.library.stat().st_mtime, default=None)
+
+
+def _found(folder: Path) -> Build | None:
+    """The build in a folder, if it is there as it was made."""
+    facts = read_facts(folder)
+    return None if facts is None else Build(library=folder / LIBRARY, facts=facts, seconds=None)
 
 
 def _build_elsewhere(job: _Job, cache: Path, problem: str) -> Build:
@@ -150,10 +170,6 @@ class _Job:
     retry: bool
     force: bool
 
-    def found_in(self, place: Path) -> Build | None:
-        library = place / self.key / LIBRARY
-        return Build(library=library, toolchain=self.toolchain, seconds=None) if os.path.isfile(library) else None
-
     def build_in(self, place: Path) -> Build:
         """Build in a folder, unless another process does so first.
 
@@ -163,7 +179,7 @@ class _Job:
         """
         place.mkdir(parents=True, exist_ok=True)
         with _locked(place / f"{self.key}.lock", self.say):
-            if not self.force and (found := self.found_in(place)):
+            if not self.force and (found := _found(place / self.key)):
                 return found
             log = place / f"{self.key}.log"
             if not (self.retry or self.force) and (told := _remembered(log)):
@@ -176,6 +192,8 @@ class _Job:
                 remove(partial)
 
     def _build(self, partial: Path, folder: Path, log: Path) -> Build:
+        if folder.exists() and not self.force:
+            self.say(f"the kernels in {folder} are damaged, they are built again")
         self.say("compiling the kernels for this machine, once: about half a minute")
         began = time.perf_counter()
         work = partial / "work"
@@ -185,11 +203,15 @@ class _Job:
         self._compile(work, log)
         remove(work)
         sync(partial / LIBRARY)
+        facts = write_facts(
+            partial, sources=sources_digest(self.sources), compiler=self.toolchain.name,
+            flags=self.toolchain.short_flags,
+        )  # fmt: skip
         _publish(partial, folder)
         remove(log)
         seconds = time.perf_counter() - began
         self.say(f"compiled the kernels in {seconds:.0f} s")
-        return Build(library=folder / LIBRARY, toolchain=self.toolchain, seconds=seconds)
+        return Build(library=folder / LIBRARY, facts=facts, seconds=seconds)
 
     def _compile(self, work: Path, log: Path) -> None:
         """Make the library in the folder above `work`."""

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from fleetune.errors import KernelError
+from fleetune.kernels.facts import sources_digest
 from fleetune.kernels.openmp import torch_openmp
 
 # GNU's first: torch's wheels hold its OpenMP runtime, and code from clang cannot use that one.
@@ -53,8 +54,9 @@ class Toolchain:
 
     @property
     def name(self) -> str:
-        """First line of its version."""
-        return self.version.splitlines()[0] if self.version else self.program
+        """First line of its version, and how it is called."""
+        version = self.version.splitlines()[0] if self.version else self.program
+        return f"{version} ({' '.join(self.command)})"
 
     @property
     def short_flags(self) -> str:
@@ -75,8 +77,7 @@ class Toolchain:
         Args:
             sources: Path in the folder of the sources -> content, headers too.
         """
-        content = {name: hashlib.sha256(data).hexdigest() for name, data in sources.items()}
-        text = json.dumps({"toolchain": asdict(self), "sources": content}, sort_keys=True)
+        text = json.dumps({"toolchain": asdict(self), "sources": sources_digest(sources)}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
