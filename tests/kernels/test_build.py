@@ -33,6 +33,7 @@ def start_building(sources: Path, cache: Path, compiler: CountingCompiler) -> su
     return subprocess.Popen(
         [sys.executable, "-c", BUILD, str(sources), str(cache)], text=True, stdout=subprocess.PIPE,
         env=environment(**{name: compiler.environ[name] for name in ("CXX", "TMPDIR")}), start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background ignore it
     )  # fmt: skip
 
 
@@ -95,7 +96,7 @@ def test_two_processes_at_once_build_once(sources: Path, tmp_path: Path, compile
     rest = [process.communicate(timeout=50)[0].splitlines() for process in processes]
     assert first_lines == {
         "compiling the kernels for this machine, once: about half a minute\n",
-        "another process is compiling the kernels: waiting for it\n",
+        "another process has been compiling the kernels for 0 s, of about half a minute: waiting for it\n",
     }
     assert gcc.compiled() == 2  # two sources
     assert rest[0][-1] == rest[1][-1]
@@ -110,6 +111,8 @@ def test_who_waits_says_so(sources: Path, tmp_path: Path, compiler: Compiler) ->
                              kwargs={"say": lambda line: None, "environ": gcc.environ})  # fmt: skip
     other.start()
     wait_for(gcc.compiled)
+    (lock,) = (tmp_path / "kernels").glob("*.lock")
+    os.utime(lock, (began := time.time() - 12.2, began))
 
     def say(line: str) -> None:
         said.append(line)
@@ -117,7 +120,7 @@ def test_who_waits_says_so(sources: Path, tmp_path: Path, compiler: Compiler) ->
 
     found = build_kernels(sources, tmp_path, say=say, environ=gcc.environ)
     other.join()
-    assert said == ["another process is compiling the kernels: waiting for it"]
+    assert said == ["another process has been compiling the kernels for 12 s, of about half a minute: waiting for it"]
     assert found.seconds is None
 
 
@@ -127,15 +130,41 @@ def test_a_killed_builder_is_in_nobodys_way(sources: Path, tmp_path: Path, compi
     wait_for(gcc.compiled)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
-    (left,) = (path for path in (tmp_path / "kernels").iterdir() if path.name.endswith(".partial"))
+    (left,) = partials(tmp_path)
+    (others := left.with_name(f"another-key.1{left.suffix}")).mkdir()
     said: list[str] = []
     made = build_kernels(sources, tmp_path, say=said.append, environ=compiler().environ)
     assert made.seconds is not None
     assert "waiting" not in " ".join(said)
-    assert left.exists()  # its builder might be alive on another host
-    os.utime(left, (0, 0))
+    assert not left.exists()  # who has the lock is the only one to build this
+    assert others.exists()  # its builder might be alive
+    os.utime(others, (0, 0))
     build_kernels(sources, tmp_path, say=print, environ=compiler().environ, force=True)
-    assert not left.exists()
+    assert not others.exists()
+
+
+def partials(cache: Path) -> list[Path]:
+    return list((cache / "kernels").glob("*.partial"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_builder_that_is_told_to_stop_leaves_nothing(
+    number: signal.Signals, sources: Path, tmp_path: Path, compiler: Compiler
+) -> None:
+    """The compiler has started another program, as g++ does, and only the builder gets the signal."""
+    gcc = compiler(f"echo $$ >> {tmp_path}/pids; sleep 60 & echo $! >> {tmp_path}/pids; wait")
+    told = start_building(sources, tmp_path, gcc)
+    wait_for(lambda: gcc.compiled() and partials(tmp_path) and len(pids_in(tmp_path)) >= 2)
+    told.send_signal(number)
+    told.communicate(timeout=30)
+    assert told.returncode == (128 + number if number == signal.SIGTERM else -number)
+    assert partials(tmp_path) == []
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids_in(tmp_path)))
+
+
+def pids_in(folder: Path) -> list[str]:
+    file = folder / "pids"
+    return file.read_text().split() if file.exists() else []
 
 
 def test_a_failed_compile_is_told_and_remembered(sources: Path, tmp_path: Path, compiler: Compiler) -> None:

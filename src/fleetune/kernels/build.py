@@ -12,25 +12,24 @@ import errno
 import fcntl
 import os
 import stat
-import subprocess
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from fleetune.errors import KernelError, OutputError
 from fleetune.files import remove, sync, write_whole
-from fleetune.hardware.host import usable_cores
+from fleetune.kernels.compilers import cleaning_up_on_sigterm, run_all
 from fleetune.kernels.facts import FACTS_FILE, LIBRARY, BuildFacts, read_facts, sources_digest, write_facts
-from fleetune.kernels.toolchain import Toolchain, compiler_environment, find_toolchain
+from fleetune.kernels.toolchain import Toolchain, find_toolchain
 
 SOURCES = Path(__file__).parent / "csrc"
 PARTIAL_SUFFIX = ".partial"
 # Nothing that is alive builds for so long.
 STALE_PARTIAL_S = 3600.0
+_USUAL_TIME = "about half a minute"
 _SUFFIXES = (".cpp", ".h")
 _ERRORS_SHOWN = 5
 
@@ -178,13 +177,13 @@ class _Job:
             OSError: The folder cannot be written.
         """
         place.mkdir(parents=True, exist_ok=True)
-        with _locked(place / f"{self.key}.lock", self.say):
+        with _locked(place / f"{self.key}.lock", self.say) as is_alone, cleaning_up_on_sigterm():
             if not self.force and (found := _found(place / self.key)):
                 return found
             log = place / f"{self.key}.log"
             if not (self.retry or self.force) and (told := _remembered(log)):
                 raise _compile_error(told, log)
-            _remove_stale_partials(place)
+            _remove_dead_partials(place, self.key if is_alone else None)
             partial = place / f"{self.key}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
             try:
                 return self._build(partial, place / self.key, log)
@@ -194,7 +193,7 @@ class _Job:
     def _build(self, partial: Path, folder: Path, log: Path) -> Build:
         if folder.exists() and not self.force:
             self.say(f"the kernels in {folder} are damaged, they are built again")
-        self.say("compiling the kernels for this machine, once: about half a minute")
+        self.say(f"compiling the kernels for this machine, once: {_USUAL_TIME}")
         began = time.perf_counter()
         work = partial / "work"
         for name, data in self.sources.items():
@@ -217,25 +216,10 @@ class _Job:
         """Make the library in the folder above `work`."""
         names = [name for name in self.sources if name.endswith(".cpp")]
         commands = [self.toolchain.compiling(name, f"{name}.o") for name in names]
-        with ThreadPoolExecutor(max_workers=usable_cores()) as pool:
-            outputs = list(pool.map(lambda command: self._run(command, work), commands))
-        if not any(outputs):
-            objects = [f"{name}.o" for name in names]
-            outputs = [self._run(self.toolchain.linking(objects, f"../{LIBRARY}"), work)]
-        if failed := "\n".join(output for output in outputs if output):
-            raise self._failure(failed, log)
-
-    def _run(self, command: tuple[str, ...], folder: Path) -> str | None:
-        """What a command that fails has to say."""
-        result = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace", cwd=folder, env=compiler_environment(self.environ), check=False,
-        )  # fmt: skip
-        if result.returncode == 0:
-            return None
-        status = result.returncode
-        end = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        return f"$ {' '.join(command)}\n{result.stdout}\n{end}\n"
+        linking = self.toolchain.linking([f"{name}.o" for name in names], f"../{LIBRARY}")
+        failed = run_all(commands, work, self.environ) or run_all([linking], work, self.environ)
+        if failed:
+            raise self._failure("\n".join(failed), log)
 
     def _failure(self, output: str, log: Path) -> Exception:
         """Keep what the compiler said in a file, which is also what later starts remember the failure by."""
@@ -276,17 +260,23 @@ def error_lines(output: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, say: Say) -> Iterator[None]:
-    """Be the only process that builds this. The file stays: removing it would part those who wait from new ones."""
+def _locked(path: Path, say: Say) -> Iterator[bool]:
+    """Be the only process that builds this. Gives false on a file system without locks: there the last library stays.
+
+    The file stays, since removing it would part those who wait from new ones.
+    """
+    is_alone = True
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another process is compiling the kernels: waiting for it")
+            passed = f"{time.time() - path.stat().st_mtime:.0f} s"
+            say(f"another process has been compiling the kernels for {passed}, of {_USUAL_TIME}: waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError:
-            pass  # a file system without locks: each process builds, and the last one's library stays
-        yield
+            is_alone = False
+        os.utime(path)  # for those who wait: when this build began
+        yield is_alone
 
 
 def _publish(partial: Path, folder: Path) -> None:
@@ -305,8 +295,10 @@ def _publish(partial: Path, folder: Path) -> None:
             return
 
 
-def _remove_stale_partials(place: Path) -> None:
+def _remove_dead_partials(place: Path, locked_key: str | None) -> None:
+    """Remove what killed builds left: those of the key that we have the lock of, and others when they are old."""
     for partial in place.glob(f"*{PARTIAL_SUFFIX}"):
         with contextlib.suppress(OSError):
-            if time.time() - partial.stat().st_mtime > STALE_PARTIAL_S:
+            is_old = time.time() - partial.stat().st_mtime > STALE_PARTIAL_S
+            if is_old or partial.name.partition(".")[0] == locked_key:
                 remove(partial)
