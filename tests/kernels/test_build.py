@@ -290,6 +290,33 @@ def test_a_damaged_build_is_noticed_and_made_again(
     assert said[0] == f"the kernels in {made.library.parent} are damaged, they are built again"
 
 
+def test_a_rebuild_keeps_what_was_measured(sources: Path, tmp_path: Path, compiler: Compiler) -> None:
+    gcc = compiler()
+    made = build_kernels(sources, tmp_path, say=print, environ=gcc.environ)
+    measured = made.library.with_name("products-2.json")
+    measured.write_text("{}")
+    build_kernels(sources, tmp_path, say=print, environ=gcc.environ, force=True)
+    assert measured.read_text() == "{}"
+
+
+def test_builds_that_nobody_uses_are_removed_after_a_build(sources: Path, tmp_path: Path, compiler: Compiler) -> None:
+    gcc = compiler()
+
+    def built(value: int) -> Path:
+        (sources / "value.h").write_text(f"constexpr int VALUE = {value};\n")
+        return build_kernels(sources, tmp_path, say=print, environ=gcc.environ).library.parent
+
+    unused, used, recent = (built(value) for value in (1, 2, 3))
+    day = 24 * 3600
+    for folder, days in ((unused, 91), (used, 91), (recent, 89)):
+        os.utime(folder, (0, time.time() - days * day))
+    assert built(2) == used
+    assert unused.exists()  # only a build clears up
+    built(4)
+    assert [folder.exists() for folder in (unused, used, recent)] == [False, True, True]
+    assert partials(tmp_path) == []
+
+
 def without_compiler(environ: dict[str, str], tmp_path: Path) -> dict[str, str]:
     """Nothing is on its path."""
     return {name: value for name, value in environ.items() if name != "CXX"} | {"PATH": str(tmp_path / "nowhere")}

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import stat
 import tempfile
 import time
@@ -22,13 +23,14 @@ from pathlib import Path
 from fleetune.errors import KernelError, OutputError
 from fleetune.files import remove, sync, write_whole
 from fleetune.kernels.compilers import cleaning_up_on_sigterm, run_all
-from fleetune.kernels.facts import FACTS_FILE, LIBRARY, BuildFacts, read_facts, sources_digest, write_facts
+from fleetune.kernels.facts import FACTS_FILE, LIBRARY, MEASURED, BuildFacts, read_facts, sources_digest, write_facts
 from fleetune.kernels.toolchain import Toolchain, find_toolchain
 
 SOURCES = Path(__file__).parent / "csrc"
 PARTIAL_SUFFIX = ".partial"
 # Nothing that is alive builds for so long.
 STALE_PARTIAL_S = 3600.0
+UNUSED_S = 90 * 24 * 3600.0
 _USUAL_TIME = "about half a minute"
 _SUFFIXES = (".cpp", ".h")
 _ERRORS_SHOWN = 5
@@ -102,14 +104,19 @@ def build_kernels(
 def _built_ahead(places: list[Path], sources: str) -> Build | None:
     """The newest library that fits this host, found without asking a compiler."""
     folders = [file.parent for place in places for file in place.glob(f"*/{FACTS_FILE}")]
-    builds = [build for folder in folders if (build := _found(folder)) is not None and build.facts.fits(sources)]
-    return max(builds, key=lambda build: build.library.stat().st_mtime, default=None)
+    fitting = [folder for folder in folders if (facts := read_facts(folder)) is not None and facts.fits(sources)]
+    newest = max(fitting, key=lambda folder: (folder / FACTS_FILE).stat().st_mtime, default=None)
+    return None if newest is None else _found(newest)
 
 
 def _found(folder: Path) -> Build | None:
     """The build in a folder, if it is there as it was made."""
     facts = read_facts(folder)
-    return None if facts is None else Build(library=folder / LIBRARY, facts=facts, seconds=None)
+    if facts is None:
+        return None
+    with contextlib.suppress(OSError):  # a cache that may only be read
+        os.utime(folder)  # see `_remove_unused`
+    return Build(library=folder / LIBRARY, facts=facts, seconds=None)
 
 
 def _build_elsewhere(job: _Job, cache: Path, problem: str) -> Build:
@@ -206,8 +213,11 @@ class _Job:
             partial, sources=sources_digest(self.sources), compiler=self.toolchain.name,
             flags=self.toolchain.short_flags,
         )  # fmt: skip
+        for kept in folder.glob(MEASURED):
+            shutil.copy2(kept, partial)
         _publish(partial, folder)
         remove(log)
+        _remove_unused(folder.parent)
         seconds = time.perf_counter() - began
         self.say(f"compiled the kernels in {seconds:.0f} s")
         return Build(library=folder / LIBRARY, facts=facts, seconds=seconds)
@@ -287,12 +297,25 @@ def _publish(partial: Path, folder: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            doomed = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}")
-            with contextlib.suppress(FileNotFoundError):
-                folder.rename(doomed)
-                remove(doomed)
+            _remove_build(folder)
         else:
             return
+
+
+def _remove_build(folder: Path) -> None:
+    """Remove a build that others may be opening: under its name it is there as a whole, or not at all."""
+    doomed = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}")
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(doomed)
+        remove(doomed)
+
+
+def _remove_unused(place: Path) -> None:
+    """Remove builds that nobody has used for long, as those of earlier versions of the sources."""
+    for library in place.glob(f"*/{LIBRARY}"):
+        with contextlib.suppress(OSError):
+            if time.time() - library.parent.stat().st_mtime > UNUSED_S:
+                _remove_build(library.parent)
 
 
 def _remove_dead_partials(place: Path, locked_key: str | None) -> None:

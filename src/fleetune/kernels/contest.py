@@ -2,7 +2,8 @@
 
 Which one wins depends on the CPU, on its number of threads and on torch's build. So the first process that asks
 measures, for a fraction of a second, and writes the answer beside the compiled kernels: later runs compute with the
-same products, and therefore the same last bits. Delete `products-*.json` there to measure anew.
+same products, and therefore the same last bits, also when the same kernels are compiled again. Delete
+`products-*.json` there to measure anew.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from fleetune.errors import OutputError
 from fleetune.files import write_json
+from fleetune.kernels.facts import MEASURED
 from fleetune.kernels.library import load_kernels
 
 Product = Callable[[Tensor, Tensor], Tensor]
@@ -46,7 +48,7 @@ def kernels_in_use() -> str:
 
 def _kept(folder: Path, threads: int) -> bool:
     """The answer in a folder; measured and written there by the first process of several that ask."""
-    path = folder / f"products-{threads}.json"
+    path = folder / MEASURED.replace("*", str(threads))
     try:
         with (folder / "products.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

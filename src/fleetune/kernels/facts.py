@@ -17,6 +17,8 @@ import torch
 from fleetune.hardware.host import cpu_flags
 
 LIBRARY, FACTS_FILE = "libfleetune.so", "build.json"
+MEASURED = "products-*.json"
+"""Files beside the library with what was measured of it, see `fleetune.kernels.contest`."""
 
 
 @dataclass(frozen=True, kw_only=True)
