@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetune.config import RunConfig
-from fleetune.kernels.library import load_kernels
+from fleetune.kernels.library import cache_folder, load_kernels
 from tests.conftest import REPOSITORY, TinyData, environment, read_json, write_pairs
 
 pytestmark = pytest.mark.slow
@@ -34,10 +33,10 @@ OWN_FILES = "--train_file train.csv --validation_file dev.csv --model ./my-encod
 def workplace(tiny_model: Path, tiny_data: TinyData, tmp_path: Path) -> Path:
     """A folder with what the commands name, which is their home too; the kernels compiled for the tests are in it."""
     load_kernels()
-    kernels = RunConfig.cache_dir.expanduser() / "kernels"
+    kernels = cache_folder() / "kernels"
     if kernels.is_dir():
-        (tmp_path / ".cache" / "fleetune").mkdir(parents=True)
-        (tmp_path / ".cache" / "fleetune" / "kernels").symlink_to(kernels)
+        (tmp_path / "cache" / "fleetune").mkdir(parents=True)
+        (tmp_path / "cache" / "fleetune" / "kernels").symlink_to(kernels)
     shutil.copytree(tiny_model, tmp_path / "my-encoder")
     shutil.copytree(tiny_model, tmp_path / "bert-base-uncased")
     shutil.copy(tiny_data.train, tmp_path / "train.csv")
@@ -54,13 +53,18 @@ def workplace(tiny_model: Path, tiny_data: TinyData, tmp_path: Path) -> Path:
     return tmp_path
 
 
+def home(folder: Path) -> dict[str, str]:
+    """The variables that make a folder the user's."""
+    return {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+
+
 def run(command: str, folder: Path) -> str:
     """Run a command line of the README in a folder."""
     words = shlex.split(command.replace("...", OWN_FILES))
     programs = {"fleetune": ["-m", "fleetune"], "torchrun": ["-m", "torch.distributed.run"]}
     result = subprocess.run(
         [sys.executable, *programs[words[0]], *words[1:]],
-        cwd=folder, env=environment(XDG_CACHE_HOME=str(folder / "cache"), HOME=str(folder)), check=False,
+        cwd=folder, env=environment(**home(folder)), check=False,
         capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
@@ -108,7 +112,7 @@ def test_the_line_for_a_script(tiny_model: Path, tmp_path: Path) -> None:
 
 def test_the_python_example(workplace: Path) -> None:
     result = subprocess.run(
-        [sys.executable, "-c", PYTHON[0]], cwd=workplace, env=environment(HOME=str(workplace)), check=False,
+        [sys.executable, "-c", PYTHON[0]], cwd=workplace, env=environment(**home(workplace)), check=False,
         capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr

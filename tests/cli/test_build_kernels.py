@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fleetune.cli import main
-from fleetune.kernels import build
+from fleetune.config import RunConfig
+from fleetune.kernels import build, library
 from tests.kernels.conftest import CountingCompiler, compiler, sources
 
 __all__ = ["compiler", "sources"]  # fixtures
@@ -22,8 +23,9 @@ def run(
 ) -> Run:
     """Run the command with a compiler that counts; gives the status."""
     monkeypatch.setattr(build, "SOURCES", sources)
+    monkeypatch.setattr(RunConfig, "cache_dir", tmp_path / "cache")
     monkeypatch.setenv("CXX", compiler().environ["CXX"])
-    return lambda *words: main.run(["build-kernels", "--cache_dir", str(tmp_path / "cache"), *words])
+    return lambda *words: main.run(["build-kernels", *words])
 
 
 def test_it_builds_and_says_what(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,6 +80,28 @@ def test_no_compiler(
     )  # fmt: skip
 
 
-def test_settings_of_training_are_refused(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--learning_rate", "1") == 2
+@pytest.mark.parametrize("word", ["--learning_rate", "--cache_dir"])
+def test_settings_of_training_are_refused(run: Run, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(word, "1") == 2
     assert "this command does not take it" in capsys.readouterr().err
+
+
+def test_it_builds_where_runs_look(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a run then compiles nothing."""
+    assert run() == 0
+    (made,) = (tmp_path / "cache" / "kernels").rglob("*.so")
+    said: list[str] = []
+    monkeypatch.setattr(library, "_loaded", None)
+    assert (library.load_kernels(said.append).path, said) == (made, [])
+
+
+def test_plain_pytorch_needs_nothing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLEETUNE_KERNELS", "reference")
+    assert run() == 0
+    assert capsys.readouterr() == ("FLEETUNE_KERNELS=reference asks for plain PyTorch: nothing is compiled\n", "")
+    assert not (tmp_path / "cache").exists()
+    monkeypatch.setenv("FLEETUNE_KERNELS", "off")
+    assert run() == 2
+    assert capsys.readouterr().err == "error: FLEETUNE_KERNELS=off: compiled or reference is expected\n"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleetune.config import RunConfig
-from fleetune.config.run import check_source, check_train
+from fleetune.config.run import check_source, check_train, user_cache
 from fleetune.errors import ConfigError
 
 
@@ -25,7 +26,14 @@ def test_the_defaults_are_the_published_recipe() -> None:
     assert (config.lr_scheduler_type, config.warmup_steps, config.weight_decay) == ("linear", 0, 0.0)
     assert (config.max_seq_length, config.max_grad_norm, config.scale_lr) == (128, 1.0, "linear")
     assert (config.adam_beta1, config.adam_beta2, config.adam_epsilon) == (0.9, 0.999, 1e-8)
-    assert config.cache_dir == Path.home() / ".cache" / "fleetune"
+    assert config.cache_dir == user_cache(os.environ).expanduser()
+
+
+@pytest.mark.parametrize(("told", "place"), [
+    (None, "~/.cache/fleetune"), ("", "~/.cache/fleetune"), ("/c", "/c/fleetune"), ("c", "~/.cache/fleetune"),
+])  # fmt: skip
+def test_the_users_cache(told: str | None, place: str) -> None:
+    assert user_cache({} if told is None else {"XDG_CACHE_HOME": told}) == Path(place)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fleetune.config.run import user_cache
 from fleetune.errors import ConfigError, KernelError
 from fleetune.kernels import library, reference
 from fleetune.kernels.build import build_kernels
@@ -128,8 +129,8 @@ def test_loading_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert load_kernels(cache_dir=Path("/elsewhere")) is COMPILED
-    assert calls == [Path.home() / ".cache" / "fleetune"]
+    assert load_kernels() is COMPILED
+    assert calls == [user_cache(os.environ).expanduser()]
 
 
 def test_an_error_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +177,7 @@ from pathlib import Path
 import torch
 from fleetune.kernels import build, library
 build.SOURCES = Path(sys.argv[1])
-kernels = library.load_kernels(cache_dir=Path(sys.argv[2]))
+kernels = library.load_kernels()
 print(library.raw_ops().twice(torch.tensor([1.5, 4.0])).tolist(), kernels.path)
 """
 
@@ -185,9 +186,10 @@ def test_an_operator_of_torch(tmp_path: Path, compiler: Compiler) -> None:
     """In a process of its own: torch ends a process that registers a namespace twice."""
     (tmp_path / "csrc").mkdir()
     (tmp_path / "csrc" / "operators.cpp").write_text(OPERATOR)
-    command = [sys.executable, "-c", CALL, str(tmp_path / "csrc"), str(tmp_path / "cache")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(
-        FLEETUNE_KERNELS="compiled", CXX=compiler("").environ["CXX"] + " -O0"), check=False)  # fmt: skip
+    command = [sys.executable, "-c", CALL, str(tmp_path / "csrc")]
+    changes = {"CXX": compiler("").environ["CXX"] + " -O0", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False,
+                            env=environment(FLEETUNE_KERNELS="compiled", **changes))  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith(f"[3.0, 8.0] {tmp_path}{os.sep}cache")
+    assert result.stdout.startswith(f"[3.0, 8.0] {tmp_path}/cache/fleetune/kernels/")
     assert [line.split(" the ")[0] for line in result.stderr.splitlines()] == ["compiling", "compiled"]

@@ -46,8 +46,13 @@ def make_parser(command: str, description: str, fields: Collection[str] = FIELD_
         argument_default=argparse.SUPPRESS,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=34, width=110),
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML, YAML or JSON file with settings; flags go before it")
-    parser.add_argument(*_spellings("print_config"), action="store_true", help="print the resolved settings and end")
+    if fields:  # a command that takes no settings has nothing to read or print
+        parser.add_argument(
+            "--config", metavar="FILE", help="TOML, YAML or JSON file with settings; flags go before it"
+        )
+        parser.add_argument(
+            *_spellings("print_config"), action="store_true", help="print the resolved settings and end"
+        )
     types = field_types(RunConfig)
     groups = {name: parser.add_argument_group(name) for name in GROUPS}
     for field in dataclasses.fields(RunConfig):

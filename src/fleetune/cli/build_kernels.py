@@ -8,21 +8,25 @@ from collections.abc import Sequence
 from fleetune.cli.arguments import make_parser, parse, tell_notices
 
 DESCRIPTION = """Compile the kernels for this machine, which the first run would do otherwise, and check that they
-load. The environment variable CXX names another compiler."""
+load. They lie where every run looks for them, in fleetune's folder of the user's cache. Environment variables: CXX
+names another compiler, XDG_CACHE_HOME another cache."""
 
 
 def run(words: Sequence[str]) -> int:
     """Build the kernels, load them, and say what was made."""
-    parser = make_parser("build-kernels", DESCRIPTION, {"cache_dir"})
+    parser = make_parser("build-kernels", DESCRIPTION, frozenset())
     parser.add_argument("--force", action="store_true", help="compile even if that was done already")
     parsed = parse(parser, words, ("force",))
     tell_notices(parsed)
 
     from fleetune.kernels import build, library
 
+    if library.kernels_wished(os.environ) == "reference":
+        print(f"{library.VARIABLE}=reference asks for plain PyTorch: nothing is compiled", flush=True)
+        return 0
     made = build.build_kernels(
         build.SOURCES,
-        parsed.config.cache_dir,
+        library.cache_folder(),
         say=lambda line: print(line, flush=True),
         environ=os.environ,
         retry=True,

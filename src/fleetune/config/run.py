@@ -7,6 +7,8 @@ The command line, configuration files and Python all end here. The names are tho
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +17,12 @@ from fleetune.config.values import BadValue, coerce, field_types
 from fleetune.errors import ConfigError
 
 GROUPS = ("data", "model", "training", "evaluation", "output", "run")
+
+
+def user_cache(environ: Mapping[str, str]) -> Path:
+    """Our folder among what a user's programs can make again: $XDG_CACHE_HOME, if it is absolute, as XDG has it."""
+    told = environ.get("XDG_CACHE_HOME", "")
+    return Path(told if told.startswith("/") else "~/.cache") / "fleetune"
 
 
 def setting(default: Any, group: str, help_text: str, *, at_least: float | None = None, above: float | None = None,
@@ -52,7 +60,7 @@ class RunConfig:
     max_train_samples: int | None = setting(None, "data", "train on the first so many rows", at_least=1)
     max_eval_samples: int | None = setting(None, "data", "evaluate on the first so many rows", at_least=1)
     max_predict_samples: int | None = setting(None, "data", "predict the first so many rows", at_least=1)
-    cache_dir: Path = setting(Path("~/.cache/fleetune"), "data", "where tokenised data is kept between runs")
+    cache_dir: Path = setting(user_cache(os.environ), "data", "where tokenised data is kept between runs; the default follows XDG_CACHE_HOME")
     overwrite_cache: bool = setting(False, "data", "tokenise again even when the cache has the data")
 
     model: str | None = setting(None, "model", "folder or hub name of the encoder to fine-tune")

@@ -128,7 +128,7 @@ def _build_elsewhere(job: _Job, cache: Path, problem: str) -> Build:
             return job.build_in(place)
     raise KernelError(
         f"{cache} cannot be written ({problem}), nor can a temporary folder",
-        remedy="make room, or name another place with --cache_dir",
+        remedy="make room, or name another cache with XDG_CACHE_HOME",
     )
 
 

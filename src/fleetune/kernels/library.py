@@ -55,12 +55,16 @@ _loaded: Kernels | None = None
 _num_using_reference = 0
 
 
-def load_kernels(say: Say = _tell, *, cache_dir: Path | None = None) -> Kernels:
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: the user's cache, for all runs, wherever one keeps its tokens."""
+    return RunConfig.cache_dir.expanduser()
+
+
+def load_kernels(say: Say = _tell) -> Kernels:
     """Load the kernels, compiling them first where that was not done yet. Once per process: later calls do nothing.
 
     Args:
         say: Told before and after compiling, and why plain PyTorch is used where that was not asked for.
-        cache_dir: As the setting of that name, which gives the default.
 
     Raises:
         ConfigError: FLEETUNE_KERNELS is neither of its values.
@@ -70,9 +74,20 @@ def load_kernels(say: Say = _tell, *, cache_dir: Path | None = None) -> Kernels:
     if _loaded is None:
         with _lock:
             if _loaded is None:
-                folder = RunConfig.cache_dir.expanduser() if cache_dir is None else cache_dir
-                _loaded = choose_kernels(build.SOURCES, folder, environ=os.environ, say=say)
+                _loaded = choose_kernels(build.SOURCES, cache_folder(), environ=os.environ, say=say)
     return _loaded
+
+
+def kernels_wished(environ: Mapping[str, str]) -> str | None:
+    """What FLEETUNE_KERNELS says, if it is set.
+
+    Raises:
+        ConfigError: It is neither of its values.
+    """
+    wish = environ.get(VARIABLE) or None
+    if wish is not None and wish not in _CHOICES:
+        raise ConfigError(f"{VARIABLE}={wish}: {' or '.join(_CHOICES)} is expected")
+    return wish
 
 
 def choose_kernels(sources: Path, cache_dir: Path, *, environ: Mapping[str, str], say: Say) -> Kernels:
@@ -88,9 +103,7 @@ def choose_kernels(sources: Path, cache_dir: Path, *, environ: Mapping[str, str]
         ConfigError: FLEETUNE_KERNELS is neither of its values.
         KernelError: It is `compiled`, and they cannot be had.
     """
-    wish = environ.get(VARIABLE) or None
-    if wish is not None and wish not in _CHOICES:
-        raise ConfigError(f"{VARIABLE}={wish}: {' or '.join(_CHOICES)} is expected")
+    wish = kernels_wished(environ)
     if wish == "reference":
         return Kernels(compiled=False, reason=f"{VARIABLE}=reference asks for plain PyTorch", path=None)
     try:
