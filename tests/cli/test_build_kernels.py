@@ -64,7 +64,9 @@ def test_a_failure_shows_the_compilers_first_errors_and_is_tried_again(
     for _ in range(2):
         assert run() == 1
         told = capsys.readouterr()
-        assert told.err.startswith(f"error: the kernels could not be compiled (see {tmp_path}/cache/kernels/")
+        assert told.err.startswith(
+            f"error: the kernels could not be compiled by CXX={tmp_path}/compiler.sh (see {tmp_path}/cache/kernels/"
+        )
         assert "\n  other.cpp:1:22: error: 'nothing' was not declared in this scope\n" in told.err
         assert "compiling" in told.out
 

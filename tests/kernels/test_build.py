@@ -173,7 +173,7 @@ def test_a_failed_compile_is_told_and_remembered(sources: Path, tmp_path: Path, 
     with pytest.raises(KernelError) as caught:
         build_kernels(sources, tmp_path, say=said.append, environ=gcc.environ)
     (log,) = (tmp_path / "kernels").glob("*.log")
-    assert caught.value.reason == "the kernels could not be compiled"
+    assert caught.value.reason == f"the kernels could not be compiled by CXX={gcc.environ['CXX']}"
     assert caught.value.remedy == f"see {log}; once that is mended: fleetune build-kernels"
     (told,) = caught.value.details
     assert told.startswith("other.cpp:1:")

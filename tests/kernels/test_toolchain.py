@@ -84,6 +84,10 @@ def test_no_compiler(tmp_path: Path) -> None:
 def test_cxx_names_nothing() -> None:
     with pytest.raises(KernelError, match=r"^CXX=no-such-compiler -O9: there is no such compiler \(correct or unset"):
         find_toolchain({**os.environ, "CXX": "no-such-compiler -O9"})
+    with pytest.raises(
+        KernelError, match=r"^CXX=g\+\+ ': it is no command \(No closing quotation\) \(correct or unset"
+    ):
+        find_toolchain({**os.environ, "CXX": "g++ '"})
 
 
 @pytest.mark.parametrize(
@@ -91,6 +95,7 @@ def test_cxx_names_nothing() -> None:
     [
         ("#!/bin/sh\necho broken >&2\nexit 3\n", "does not do its work (broken)"),
         ("#!/bin/sh\nexit 3\n", "does not do its work (status 3)"),
+        ("#!/bin/sh\n", "is no C++ compiler (asked for its macros, it names none)"),
         ("#!/no/such/shell\n", "cannot be run (No such file or directory)"),
     ],
 )
@@ -101,3 +106,8 @@ def test_a_compiler_that_does_not_work(script: str, told: str, tmp_path: Path) -
     with pytest.raises(KernelError) as caught:
         find_toolchain({"PATH": str(tmp_path)})
     assert caught.value.reason == f"the C++ compiler {program} {told}"
+    assert caught.value.remedy == "install g++, then: fleetune build-kernels"
+    with pytest.raises(KernelError) as named:
+        find_toolchain({"CXX": f"{program} -O9"})
+    assert named.value.reason == f"CXX={program} -O9 {told}"
+    assert named.value.remedy == "correct or unset CXX, then: fleetune build-kernels"

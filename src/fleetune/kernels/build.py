@@ -24,7 +24,7 @@ from fleetune.errors import KernelError, OutputError
 from fleetune.files import remove, sync, write_whole
 from fleetune.kernels.compilers import cleaning_up_on_sigterm, run_all
 from fleetune.kernels.facts import FACTS_FILE, LIBRARY, MEASURED, BuildFacts, read_facts, sources_digest, write_facts
-from fleetune.kernels.toolchain import Toolchain, find_toolchain
+from fleetune.kernels.toolchain import Toolchain, compiler_of_user, find_toolchain
 
 SOURCES = Path(__file__).parent / "csrc"
 PARTIAL_SUFFIX = ".partial"
@@ -84,7 +84,7 @@ def build_kernels(
     except KernelError as error:
         if force or (ahead := _built_ahead(places, sources_digest(content))) is None:
             raise
-        if environ.get("CXX"):
+        if compiler_of_user(environ):
             say(f"{error.reason}: the kernels are those that {ahead.facts.compiler} made before")
         return ahead
     job = _Job(
@@ -189,7 +189,7 @@ class _Job:
                 return found
             log = place / f"{self.key}.log"
             if not (self.retry or self.force) and (told := _remembered(log)):
-                raise _compile_error(told, log)
+                raise self._compile_error(told, log)
             _remove_dead_partials(place, self.key if is_alone else None)
             partial = place / f"{self.key}.{uuid.uuid4().hex}{PARTIAL_SUFFIX}"
             try:
@@ -238,7 +238,15 @@ class _Job:
         text = f"{self.toolchain.version}\n{output}"
         with contextlib.suppress(OutputError):
             write_whole(log, lambda unfinished: _write(unfinished, text))
-        return _compile_error(text, log)
+        return self._compile_error(text, log)
+
+    def _compile_error(self, output: str, log: Path) -> KernelError:
+        told = compiler_of_user(self.environ)
+        return KernelError(
+            "the kernels could not be compiled" + (f" by {told}" if told else ""),
+            remedy=f"see {log}; once that is mended: fleetune build-kernels",
+            details=error_lines(output),
+        )
 
 
 def _write(file: Path, text: str) -> None:
@@ -252,14 +260,6 @@ def _remembered(log: Path) -> str | None:
     except OSError:
         return None
     return None if any(words in text for words in _PASSING) else text
-
-
-def _compile_error(output: str, log: Path) -> KernelError:
-    return KernelError(
-        "the kernels could not be compiled",
-        remedy=f"see {log}; once that is mended: fleetune build-kernels",
-        details=error_lines(output),
-    )
 
 
 def error_lines(output: str) -> list[str]:

@@ -34,6 +34,7 @@ _FLAGS = (
 _NATIVE = {"x86_64": "-march=native", "aarch64": "-mcpu=native", "arm64": "-mcpu=native"}
 
 INSTALL = "install g++, then: fleetune build-kernels"
+CORRECT = "correct or unset CXX, then: fleetune build-kernels"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +92,14 @@ def find_toolchain(environ: Mapping[str, str]) -> Toolchain:
     folder = Path(torch.__file__).parent
     native = [flag for machine, flag in _NATIVE.items() if machine == platform.machine()]
     code_flags = (*_FLAGS, *native)
+    macros = _ask(command, (*code_flags, *_MACROS), environ)
+    if "__cplusplus" not in macros:
+        raise _refusal(command, environ, "is no C++ compiler (asked for its macros, it names none)")
     return Toolchain(
         command=command,
         program=os.path.realpath(command[0]),
         version=_ask(command, ("--version",), environ),
-        target=hashlib.sha256(_ask(command, (*code_flags, *_MACROS), environ).encode()).hexdigest(),
+        target=hashlib.sha256(macros.encode()).hexdigest(),
         compile_flags=(
             *code_flags,
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
@@ -113,14 +117,14 @@ _MACROS = ("-dM", "-E", "-x", "c++", os.devnull)
 
 def _find_command(environ: Mapping[str, str]) -> tuple[str, ...]:
     path = environ.get("PATH", os.defpath)
-    told = shlex.split(environ.get("CXX", ""))
+    try:
+        told = shlex.split(environ.get("CXX", ""))
+    except ValueError as error:
+        raise KernelError(f"CXX={environ['CXX']}: it is no command ({error})", remedy=CORRECT) from error
     if told:
         program = shutil.which(told[0], path=path)
         if program is None:
-            raise KernelError(
-                f"CXX={environ['CXX']}: there is no such compiler",
-                remedy="correct or unset CXX, then: fleetune build-kernels",
-            )
+            raise KernelError(f"CXX={environ['CXX']}: there is no such compiler", remedy=CORRECT)
         return (program, *told[1:])
     found = [program for name in _PROGRAMS if (program := shutil.which(name, path=path))]
     if not found:
@@ -135,13 +139,21 @@ def _ask(command: tuple[str, ...], arguments: tuple[str, ...], environ: Mapping[
             stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     except OSError as error:
-        raise KernelError(
-            f"the C++ compiler {command[0]} cannot be run ({error.strerror or error})", remedy=INSTALL
-        ) from error
+        raise _refusal(command, environ, f"cannot be run ({error.strerror or error})") from error
     if result.returncode != 0:
         first = next(iter(result.stderr.splitlines()), f"status {result.returncode}")
-        raise KernelError(f"the C++ compiler {command[0]} does not do its work ({first})", remedy=INSTALL)
+        raise _refusal(command, environ, f"does not do its work ({first})")
     return result.stdout
+
+
+def _refusal(command: tuple[str, ...], environ: Mapping[str, str], problem: str) -> KernelError:
+    told = compiler_of_user(environ)
+    return KernelError(f"{told or f'the C++ compiler {command[0]}'} {problem}", remedy=CORRECT if told else INSTALL)
+
+
+def compiler_of_user(environ: Mapping[str, str]) -> str | None:
+    """$CXX and its value, to be named where it is at fault; None where it is not set."""
+    return f"CXX={environ['CXX']}" if environ.get("CXX", "").strip() else None
 
 
 def compiler_environment(environ: Mapping[str, str]) -> dict[str, str]:
