@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,9 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainerState, pipeline
 
 from fleetune import RunConfig, finetune
+from fleetune.cluster.launchers.local import free_port
 from fleetune.report.record import read_record
-from tests.conftest import TinyData, Train, fleetune, losses_of, read_json
+from tests.conftest import TinyData, Train, environment, fleetune, losses_of, read_json
 
 MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 CHECKPOINT_FILES = MODEL_FILES | {"manifest.json", "optimizer.safetensors", "run_state.json", "trainer_state.json"}
@@ -238,3 +241,36 @@ def test_mnli_reports_both_validation_splits(tiny_model: Path, cache_dir: Path, 
     assert record.metrics["eval_accuracy"] > 0.9
     assert record.metrics["eval_accuracy_mm"] < 0.1
     assert read_json(tmp_path / "out" / "config.json")["id2label"] == dict(zip("012", labels, strict=True))
+
+
+@pytest.mark.slow
+def test_kernels_that_cannot_be_had_are_told_by_the_first_rank_alone(
+    finished: Path, tiny_data: TinyData, tmp_path: Path
+) -> None:
+    words = ["--input", tiny_data.test, "--output", tmp_path / "p.jsonl", "--processes", 3, "--threads", 1]
+    result = fleetune("predict", finished, *words, check=False, FLEETUNE_KERNELS="compiled", CXX="/bin/true",
+                      XDG_CACHE_HOME=str(tmp_path))  # fmt: skip
+    assert result.returncode == 1
+    assert [line for line in result.stderr.splitlines() if "error" in line] == [
+        "error: CXX=/bin/true is no C++ compiler (asked for its macros, it names none) "
+        "(correct or unset CXX, then: fleetune build-kernels)"
+    ]
+
+
+@pytest.mark.slow
+def test_a_rank_that_alone_has_no_kernels_says_so(finished: Path, tiny_data: TinyData, tmp_path: Path) -> None:
+    """The ranks of an outer launcher, of which one has another environment."""
+    port = free_port()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "fleetune", "predict", finished, "--input", tiny_data.test, "--output",
+             tmp_path / "p.jsonl", "--threads", "1"],
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(
+                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
+                MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), FLEETUNE_KERNELS=wish),
+        )
+        for rank, wish in enumerate(("reference", "fast"))
+    ]  # fmt: skip
+    first, second = (process.communicate(timeout=120)[1] for process in processes)
+    assert second == "error on rank 1: FLEETUNE_KERNELS=fast: compiled or reference is expected\n"
+    assert "FLEETUNE_KERNELS" not in first

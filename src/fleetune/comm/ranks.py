@@ -81,6 +81,20 @@ class Ranks:
         self._store.set(key, json.dumps({"result": result}))
         return result
 
+    def raise_once(self, failure: Exception | None) -> None:
+        """Raise what this rank failed with before the ranks met, if it did; where the first failed, it speaks for all.
+
+        Raises:
+            PeerError: On the other ranks, when the first one failed.
+        """
+
+        def raise_own() -> None:
+            if failure is not None:
+                raise failure
+
+        self.on_first(raise_own)
+        raise_own()
+
     def start_sum(self, values: Tensor) -> Callable[[], Tensor]:
         """Start to add up a small tensor over ranks, in place; the returned function waits for the result."""
         if self._store is None:
@@ -133,15 +147,21 @@ class Ranks:
 
 
 @contextmanager
-def joined_ranks(info: RankInfo | None, timeout_s: float) -> Iterator[Ranks]:
+def joined_ranks(info: RankInfo | None, timeout_s: float, failure: Exception | None = None) -> Iterator[Ranks]:
     """Join the process group of the run for the time of a `with` block; a world of one needs none.
 
     Args:
         info: Who this rank is; None when no launcher started it.
         timeout_s: How long a rank waits for another in one exchange, seconds.
+        failure: What this rank failed with before, which is raised as soon as its peers can know.
+
+    Raises:
+        PeerError: The first rank failed before.
     """
     if info is None or info.world_size == 1:
-        yield Ranks(None, None)
+        ranks = Ranks(None, None)
+        ranks.raise_once(failure)
+        yield ranks
         return
     os.environ.update(as_environment(info))
     if info.local_world_size == info.world_size:  # all on this host: a host name that resolves oddly does no harm
@@ -152,7 +172,9 @@ def joined_ranks(info: RankInfo | None, timeout_s: float) -> Iterator[Ranks]:
         group_store = PrefixStore("gloo", store)
         dist.init_process_group("gloo", store=group_store, rank=rank, world_size=world_size, timeout=timeout)
         try:
-            yield Ranks(info, PrefixStore("fleetune", store))
+            ranks = Ranks(info, PrefixStore("fleetune", store))
+            ranks.raise_once(failure)
+            yield ranks
             dist.barrier()  # the first rank holds the store: it must not leave while others still read
         finally:
             dist.destroy_process_group()

@@ -20,7 +20,7 @@ from fleetune.evaluate.predict import FloatArray, Predictor
 from fleetune.evaluate.score import evaluate_splits, metric_text, write_predictions
 from fleetune.files import write_json, write_whole
 from fleetune.hardware.threads import set_threads
-from fleetune.kernels.library import load_kernels
+from fleetune.kernels.library import failure_to_load
 from fleetune.model.load import (
     Classifier,
     check_tokenizer_fits,
@@ -65,8 +65,8 @@ def evaluate_rank(config: RunConfig, info: RankInfo | None, output: Path | None)
         output: File for the metrics as JSON; None writes none.
     """
     terminal = open_terminal(info is None or info.rank == 0)
-    load_kernels(terminal.say)
-    with joined_ranks(info, config.ddp_timeout) as ranks:
+    failure = failure_to_load(terminal.say)
+    with joined_ranks(info, config.ddp_timeout, failure) as ranks:
         model = open_model(config, ranks, terminal)
         data = load_data(model.config, model.tokenizer, ranks, model.terminal, splits=["validation"], task=model.task)
         for notice in data.notices:
@@ -90,8 +90,8 @@ def predict_rank(config: RunConfig, info: RankInfo | None, source: Path, output:
         output: File for the predictions, one JSON object a line.
     """
     terminal = open_terminal(info is None or info.rank == 0)
-    load_kernels(terminal.say)
-    with joined_ranks(info, config.ddp_timeout) as ranks:
+    failure = failure_to_load(terminal.say)
+    with joined_ranks(info, config.ddp_timeout, failure) as ranks:
         model = open_model(config, ranks, terminal)
         table = TokenTable.open(Path(ranks.on_first(lambda: str(tokenise(model, source).folder))))
         with model.terminal.bar("predicting", len(table), "examples") as bar:

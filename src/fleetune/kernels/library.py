@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fleetune.config import RunConfig
-from fleetune.errors import ConfigError, KernelError
+from fleetune.errors import ConfigError, FleetuneError, KernelError
 from fleetune.kernels import build
 from fleetune.kernels.build import Say, build_kernels
 from fleetune.kernels.openmp import check_openmp
@@ -76,6 +76,15 @@ def load_kernels(say: Say = _tell) -> Kernels:
             if _loaded is None:
                 _loaded = choose_kernels(build.SOURCES, cache_folder(), environ=os.environ, say=say)
     return _loaded
+
+
+def failure_to_load(say: Say) -> FleetuneError | None:
+    """Load the kernels as `load_kernels` does, for a rank that will say with its peers what was wrong."""
+    try:
+        load_kernels(say)
+    except (ConfigError, KernelError) as error:
+        return error
+    return None
 
 
 def kernels_wished(environ: Mapping[str, str]) -> str | None:

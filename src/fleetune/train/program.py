@@ -26,7 +26,7 @@ from fleetune.hardware.memory import return_freed_memory
 from fleetune.hardware.threads import set_threads
 from fleetune.hardware.versions import read_versions
 from fleetune.kernels.contest import kernels_in_use
-from fleetune.kernels.library import load_kernels
+from fleetune.kernels.library import failure_to_load
 from fleetune.model.load import (
     check_tokenizer_fits,
     load_classifier,
@@ -78,8 +78,8 @@ def finetune(config: RunConfig) -> RunRecord:
 def run_rank(config: RunConfig, info: RankInfo | None) -> RunRecord:
     """One rank of a training run, start to finish."""
     terminal = open_terminal(info is None or info.rank == 0)
-    load_kernels(terminal.say)  # before the ranks meet: compiling is not kept waiting for
-    with joined_ranks(info, config.ddp_timeout) as ranks, open_output(config, ranks) as record:
+    failure = failure_to_load(terminal.say)  # before the ranks meet: compiling is not kept waiting for
+    with joined_ranks(info, config.ddp_timeout, failure) as ranks, open_output(config, ranks) as record:
         threads = set_threads(config.threads, local_world_size=ranks.local_world_size, speaks=ranks.is_first)
         run = prepare(config, ranks, threads, record, terminal)
         for line in run.plan.lines():
