@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trai
 
 from fleetune import RunConfig, finetune
 from fleetune.cluster.launchers.local import free_port
+from fleetune.kernels.library import load_kernels
 from fleetune.report.record import read_record
 from tests.conftest import TinyData, Train, environment, fleetune, losses_of, read_json
 
@@ -149,6 +150,13 @@ def test_predict_gives_the_predictions_of_the_run_on_any_number_of_processes(
             assert (told["row"], told["prediction"]) == (known["row"], known["prediction"])
             assert told["probabilities"] == pytest.approx(known["probabilities"], abs=2e-6)
             assert "label" not in told
+
+
+@pytest.mark.parametrize(("wish", "dtype"), [("false", "float32"), ("1", "bfloat16")])
+def test_evaluate_says_what_computes(finished: Path, wish: str, dtype: str) -> None:
+    lines = fleetune("evaluate", finished, "--threads", 1, "--bf16", wish).stdout.splitlines()
+    (told,) = (line for line in lines if line.startswith("arithmetic"))
+    assert told.startswith(f"arithmetic: {dtype}, kernels: {load_kernels().name}")
 
 
 def test_load_best_model_at_end_keeps_the_weights_of_the_best_evaluation(train: Train) -> None:

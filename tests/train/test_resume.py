@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.conftest import Train, fleetune, read_json
+from fleetune import RunConfig, finetune
+from fleetune.model import precision
+from fleetune.train.saving import earlier_dtype
+from tests.conftest import TinyData, Train, fleetune, read_json
 
 
 def history(output: Path) -> list[dict[str, Any]]:
@@ -42,6 +46,29 @@ def test_resumed_equals_uninterrupted(
             assert optimizer == (whole / last / "optimizer.safetensors").read_bytes()
         assert history(resumed) == history(whole)
         assert read_json(resumed / "record.json")["resumed_at_step"] == step
+
+
+def test_auto_goes_on_in_the_arithmetic_of_the_checkpoint(
+    tiny_model: Path, tiny_data: TinyData, cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second probe finds float32 faster."""
+    config = RunConfig(
+        model=str(tiny_model), train_file=tiny_data.train, do_eval=False, cache_dir=cache_dir,
+        output_dir=tmp_path / "out", max_steps=2, save_strategy="steps", save_steps=1, report_to="none", threads=1,
+        bf16="auto",
+    )  # fmt: skip
+    monkeypatch.setattr(precision, "read_host", lambda: SimpleNamespace(isa=("bf16",)))
+    monkeypatch.setattr(precision, "probe", lambda model: (2.0, 1.0))
+    assert finetune(config).plan["dtype"] == "bfloat16"
+    monkeypatch.setattr(precision, "probe", lambda model: (1.0, 2.0))
+    first = str(tmp_path / "out" / "checkpoint-1")
+    resumed = finetune(config.replace(output_dir=tmp_path / "again", resume_from_checkpoint=first))
+    assert (resumed.plan["dtype"], resumed.resumed_at_step) == ("bfloat16", 1)
+    assert "--bf16 auto: bfloat16, as in the checkpoint" in resumed.notices
+    (tmp_path / "out" / "checkpoint-2" / "run_state.json").write_text("{")
+    assert earlier_dtype(config.replace(resume_from_checkpoint="auto")) == "bfloat16"
+    assert earlier_dtype(config.replace(resume_from_checkpoint="auto", output_dir=tmp_path / "new")) is None
+    assert earlier_dtype(config) is None
 
 
 def test_a_torn_checkpoint_is_named_and_the_one_before_it_taken(train: Train, tmp_path: Path) -> None:

@@ -125,7 +125,8 @@ def _to_choice(value: Any, kind: Any) -> str:
     words = get_args(kind)
     word = value
     if "true" in words:
-        word = str(value).lower()
+        word = str(value).strip().lower()
+        word = "true" if word in _TRUE else "false" if word in _FALSE else word
     elif isinstance(value, bool):  # YAML reads `no` as false
         word = "yes" if value else "no"
     if word not in words:

@@ -20,6 +20,7 @@ from fleetune.evaluate.predict import FloatArray, Predictor
 from fleetune.evaluate.score import evaluate_splits, metric_text, write_predictions
 from fleetune.files import write_json, write_whole
 from fleetune.hardware.threads import set_threads
+from fleetune.kernels.contest import kernels_in_use
 from fleetune.kernels.library import failure_to_load
 from fleetune.model.load import (
     Classifier,
@@ -147,8 +148,10 @@ def open_model(config: RunConfig, ranks: Ranks, terminal: Terminal) -> FinishedM
     classifier = load_classifier(config, model_config, task, tokenizer.pad_token_id or 0)
     if classifier.notices and any("head" in n or "classifier" in n for n in classifier.notices):
         raise ConfigError(f"{config.model}: the model has no trained head for these labels ({classifier.notices[0]})")
-    for notice in agreed_precision(config, classifier, ranks).notices:
+    precision = agreed_precision(config, classifier, ranks)
+    for notice in precision.notices:
         terminal.say(notice)
+    terminal.say(f"arithmetic: {precision.dtype}, kernels: {kernels_in_use()}")
     return FinishedModel(
         config=config, task=task, tokenizer=tokenizer, classifier=classifier, ranks=ranks, terminal=terminal
     )

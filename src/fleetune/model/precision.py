@@ -31,21 +31,35 @@ class Precision:
     notices: tuple[str, ...] = ()
 
 
-def agreed_precision(config: RunConfig, classifier: Classifier, ranks: Ranks) -> Precision:
-    """Decide on the first rank, for all, and set the model up accordingly."""
-    told: dict[str, Any] = ranks.on_first(lambda: vars(choose_precision(config.bf16, read_host().isa, classifier)))
+def agreed_precision(
+    config: RunConfig, classifier: Classifier, ranks: Ranks, *, earlier: str | None = None
+) -> Precision:
+    """Decide on the first rank, for all, and set the model up accordingly.
+
+    Args:
+        config: Has the wish.
+        classifier: The model.
+        ranks: All of the run.
+        earlier: What the run that is gone on with computed in, which `auto` keeps.
+    """
+    told: dict[str, Any] = ranks.on_first(
+        lambda: vars(choose_precision(config.bf16, read_host().isa, classifier, earlier=earlier))
+    )
     precision = Precision(dtype=told["dtype"], notices=tuple(told["notices"]))
     classifier.module.compute_in(torch.bfloat16 if precision.dtype == "bfloat16" else torch.float32)
     return precision
 
 
-def choose_precision(wish: str, isa: tuple[str, ...], classifier: Classifier) -> Precision:
+def choose_precision(
+    wish: str, isa: tuple[str, ...], classifier: Classifier, *, earlier: str | None = None
+) -> Precision:
     """Float32 or bfloat16.
 
     Args:
         wish: The setting: false, true or auto.
         isa: Instruction sets of the CPU.
         classifier: Whose layers the probe measures.
+        earlier: See `agreed_precision`.
     """
     units = [unit for unit in BF16_UNITS if unit in isa]
     if wish == "true" and not units:
@@ -57,22 +71,25 @@ def choose_precision(wish: str, isa: tuple[str, ...], classifier: Classifier) ->
         return Precision(dtype="bfloat16")
     if wish == "false":
         return Precision(dtype="float32")
+    if earlier is not None:
+        return Precision(dtype=earlier, notices=(f"--bf16 auto: {earlier}, as in the checkpoint",))
     if not units:
         return Precision(dtype="float32", notices=("--bf16 auto: float32, the CPU has no bfloat16 units",))
-    ratio = probe(classifier.hugging_face)
-    faster = ratio > 1.0
-    compared = f"{ratio:.2f} times as fast as in float32" if faster else f"{1 / ratio:.2f} times as slow as in float32"
-    dtype = "bfloat16" if faster else "float32"
-    notice = f"--bf16 auto: {dtype}, the layers' products are {compared} in bfloat16 ({units[0]})"
-    return Precision(dtype=dtype, notices=(notice,))
+    times = dict(zip(("float32", "bfloat16"), probe(classifier.hugging_face), strict=True))
+    chosen, other = sorted(times, key=lambda dtype: times[dtype])
+    told = f"{1e3 * times[chosen]:.2f} ms, {1e3 * times[other]:.2f} ms in {other}"
+    return Precision(dtype=chosen, notices=(f"--bf16 auto: {chosen}, in which the layers' products take {told}",))
 
 
-def probe(model: nn.Module, num_tokens: int = 1024) -> float:
-    """How many times as fast bfloat16 is for the products of a layer, forward and backward.
+def probe(model: nn.Module, num_tokens: int = 1024) -> tuple[float, float]:
+    """How long the products of a layer take, forward and backward.
 
     Args:
         model: Its linear layers give the shapes.
         num_tokens: Rows of the products.
+
+    Returns:
+        Seconds in float32, and in bfloat16.
     """
     shapes = sorted({tuple(m.weight.shape) for m in model.modules() if isinstance(m, nn.Linear)}, reverse=True)[:4]
     operands = [(torch.randn(num_tokens, i), torch.randn(o, i), torch.randn(num_tokens, o)) for o, i in shapes]
@@ -87,7 +104,7 @@ def probe(model: nn.Module, num_tokens: int = 1024) -> float:
         return work
 
     single, half = least_seconds([rounds_in(torch.float32), rounds_in(torch.bfloat16)], 2 * _PROBE_S)
-    return single / half
+    return single, half
 
 
 def _round(x_RI: Tensor, weight_OI: Tensor, dy_RO: Tensor) -> None:

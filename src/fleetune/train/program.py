@@ -45,7 +45,7 @@ from fleetune.train.optim import AdamW
 from fleetune.train.output import TENSORBOARD_FOLDER, check_room, claim, clear_earlier_run, kept_settings, lock
 from fleetune.train.plan import TrainPlan, make_plan
 from fleetune.train.run import TrainingRun, freeze_unused, make_batches, make_updates
-from fleetune.train.saving import resume
+from fleetune.train.saving import earlier_dtype, resume
 from fleetune.train.state import TrainState
 from fleetune.train.tracker import open_tracker
 
@@ -124,7 +124,7 @@ def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, te
         classifier = load_classifier(config, model_config, data.task, tokenizer.pad_token_id or 0)
     tables = {name: with_model_labels(table, classifier) for name, table in data.splits.items()}
     train_table = tables["train"]
-    precision = agreed_precision(config, classifier, ranks)
+    precision = agreed_precision(config, classifier, ranks, earlier=earlier_dtype(config))
     plan = make_plan(
         config, processes=ranks.world_size, threads=threads, num_examples=len(train_table),
         num_tokens=train_table.num_tokens, longest=int(train_table.lengths.max()), unpadded=classifier.unpadded,

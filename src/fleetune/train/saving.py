@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from fleetune.config import RunConfig
 from fleetune.errors import CheckpointError
 from fleetune.files import write_json
 from fleetune.model.load import save_model
@@ -94,6 +96,18 @@ def resume(run: TrainingRun) -> None:
     run.ranks.broadcast(p.data for p in model.parameters())
     run.ranks.broadcast(run.optimizer.state_tensors().values())
     run.record.resumed_at_step = run.state.step
+
+
+def earlier_dtype(config: RunConfig) -> str | None:
+    """What the run computed in that the settings go on with; None where they go on with none, or it does not say."""
+    wanted = config.resume_from_checkpoint
+    if wanted is None:
+        return None
+    assert config.output_dir is not None
+    for folder in list_checkpoints(config.output_dir) if wanted == "auto" else [Path(wanted).expanduser()]:
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # torn: `resume` says so
+            return str(json.loads((folder / RUN_STATE_FILE).read_text())["plan"]["dtype"])
+    return None
 
 
 def _read_into(run: TrainingRun) -> dict[str, Any] | None:
