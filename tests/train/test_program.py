@@ -279,6 +279,10 @@ def test_a_rank_that_alone_has_no_kernels_says_so(finished: Path, tiny_data: Tin
         )
         for rank, wish in enumerate(("reference", "fast"))
     ]  # fmt: skip
-    first, second = (process.communicate(timeout=120)[1] for process in processes)
+    try:
+        first, second = (process.communicate(timeout=120)[1] for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
     assert second == "error on rank 1: FLEETUNE_KERNELS=fast: compiled or reference is expected\n"
     assert "FLEETUNE_KERNELS" not in first

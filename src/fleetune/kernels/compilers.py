@@ -45,9 +45,10 @@ def run_all(commands: Sequence[Sequence[str]], folder: Path, environ: Mapping[st
         What those that failed had to say, in the order of the commands.
     """
     started: list[_Running] = []
+    at_once = usable_cores()
     try:
         for command in commands:
-            while sum(one.process.poll() is None for one in started) >= usable_cores():
+            while sum(one.process.poll() is None for one in started) >= at_once:
                 time.sleep(_LOOK_AGAIN_S)
             started.append(_start(command, folder / f"{len(started)}.out", environ))
         return [said for one in started if (said := one.failure()) is not None]
