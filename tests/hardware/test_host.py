@@ -260,6 +260,27 @@ def test_single_thread_under_torchrun_that_stays(count: int, ranks: int) -> None
     assert choose_threads(environ, count, ranks, None) == (1, None)
 
 
+RAY = {"RAY_RAYLET_PID": "17", "RAY_JOB_ID": "01000000"}
+"""Of every worker process of Ray's."""
+
+
+@pytest.mark.parametrize(("ranks", "expected"), [(1, 8), (2, 4)])
+def test_rays_own_single_thread_is_replaced(ranks: int, expected: int) -> None:
+    threads, notice = choose_threads({"OMP_NUM_THREADS": "1", **RAY}, 8, ranks, None)
+    assert threads == expected
+    assert notice is not None
+    assert notice.startswith("OMP_NUM_THREADS=1 is Ray's own default, not a choice: ")
+
+
+def test_cpus_that_ray_promised_are_honoured() -> None:
+    """num_cpus=3 of an actor."""
+    assert choose_threads({"OMP_NUM_THREADS": "3", **RAY}, 8, 2, None) == (3, None)
+
+
+def test_a_driver_that_started_ray_is_no_worker() -> None:
+    assert choose_threads({"OMP_NUM_THREADS": "1", "RAY_ADDRESS": "auto"}, 8, 1, None) == (1, None)
+
+
 @pytest.mark.parametrize("told", ["0", "many", "-2", "²"])
 def test_omp_num_threads_that_is_no_number(told: str) -> None:
     with pytest.raises(ConfigError, match=f"OMP_NUM_THREADS={told}"):

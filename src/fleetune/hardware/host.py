@@ -63,11 +63,11 @@ def read_host(root: Path = Path("/"), *, affinity: Collection[int] | None = None
         affinity: Logical CPUs the process may run on; the calling thread's own mask when not given.
     """
     allowed = tuple(sorted(os.sched_getaffinity(0) if affinity is None else affinity))
-    cpu_info = _read(root / "proc/cpuinfo")
+    cpu_info = read_text(root / "proc/cpuinfo")
     quota = cpu_quota(root)
-    total = _memory_bytes(_read(root / "proc/meminfo"))
+    total = _memory_bytes(read_text(root / "proc/meminfo"))
     return HostFacts(
-        hostname=_read(root / "proc/sys/kernel/hostname").strip(),
+        hostname=read_text(root / "proc/sys/kernel/hostname").strip(),
         cpu_model=_cpu_model(cpu_info),
         isa=_isa(cpu_info),
         allowed_cpus=allowed,
@@ -75,7 +75,7 @@ def read_host(root: Path = Path("/"), *, affinity: Collection[int] | None = None
         usable_cores=_whole_cores(len(allowed), quota),
         memory_bytes=total,
         memory_limit_bytes=memory_limit_bytes(root, total),
-        kernel=_read(root / "proc/sys/kernel/osrelease").strip(),
+        kernel=read_text(root / "proc/sys/kernel/osrelease").strip(),
         python=platform.python_version(),
     )
 
@@ -102,9 +102,8 @@ def choose_threads(
 ) -> tuple[int, str | None]:
     """Decide how many threads a rank computes with.
 
-    The user's own request wins, then OMP_NUM_THREADS, then an equal share of the cores. torchrun sets
-    OMP_NUM_THREADS=1 by itself when it starts several ranks on a host and the user has not set it; that is no
-    wish of the user's.
+    The user's own request wins, then OMP_NUM_THREADS, then an equal share of the cores. A launcher that sets
+    OMP_NUM_THREADS=1 by itself when the user has not set it expresses no wish of the user's.
 
     Args:
         environ: The rank's environment.
@@ -130,12 +129,25 @@ def choose_threads(
         raise ConfigError(
             f"OMP_NUM_THREADS={environ['OMP_NUM_THREADS']} is not a number of 1 or more: correct or unset it"
         )
-    if int(told) == 1 and share > 1 and local_world_size > 1 and "TORCHELASTIC_RUN_ID" in environ:
+    launcher = _sets_one_thread(environ, local_world_size)
+    if int(told) == 1 and share > 1 and launcher is not None:
+        ranks = f"{local_world_size} rank{'s' if local_world_size > 1 else ''}"
         return share, (
-            f"OMP_NUM_THREADS=1 is torchrun's own default, not a choice: using {share} threads per rank "
-            f"({cores} cores, {local_world_size} ranks on this host); --threads 1 keeps 1"
+            f"OMP_NUM_THREADS=1 is {launcher}'s own default, not a choice: using {share} threads per rank "
+            f"({cores} cores, {ranks} on this host); --threads 1 keeps 1"
         )
     return int(told), None
+
+
+def _sets_one_thread(environ: Mapping[str, str], local_world_size: int) -> str | None:
+    """The launcher, if it is one that sets OMP_NUM_THREADS=1 where the user has not set it.
+
+    torchrun does when it starts several ranks on a host. Ray gives each worker the number of CPUs that it was promised,
+    which is 1 unless something else was asked for.
+    """
+    if local_world_size > 1 and "TORCHELASTIC_RUN_ID" in environ:
+        return "torchrun"
+    return "Ray" if {"RAY_RAYLET_PID", "RAY_JOB_ID"} <= set(environ) else None
 
 
 # ---- cgroups
@@ -150,19 +162,19 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 def memory_limit_bytes(root: Path, total: int) -> int | None:
     """Smallest memory limit on the way up; `None` when unlimited, or no less than the machine's `total`."""
-    texts = [_read(folder / "memory.limit_in_bytes").strip() for folder in _cgroup_folders(root, "memory")]
-    texts += [_read(folder / "memory.max").strip() for folder in _cgroup_folders(root, None)]
+    texts = [read_text(folder / "memory.limit_in_bytes").strip() for folder in _cgroup_folders(root, "memory")]
+    texts += [read_text(folder / "memory.max").strip() for folder in _cgroup_folders(root, None)]
     # cgroup v1 spells "no limit" as the greatest page-aligned number, v2 as "max".
     return min((int(text) for text in texts if text.isdecimal() and int(text) < total), default=None)
 
 
 def _v1_quota(folder: Path) -> float | None:
-    quota, period = _read(folder / "cpu.cfs_quota_us").strip(), _read(folder / "cpu.cfs_period_us").strip()
+    quota, period = read_text(folder / "cpu.cfs_quota_us").strip(), read_text(folder / "cpu.cfs_period_us").strip()
     return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else None
 
 
 def _v2_quota(folder: Path) -> float | None:
-    quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
+    quota, _, period = read_text(folder / "cpu.max").strip().partition(" ")
     return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else None
 
 
@@ -173,8 +185,8 @@ def _cgroup_folders(root: Path, controller: str | None) -> Iterator[Path]:
         root: Folder that holds `proc` and `sys`.
         controller: A cgroup v1 controller, or `None` for the v2 tree.
     """
-    path = _cgroup_path(_read(root / "proc/self/cgroup"), controller)
-    mount = _cgroup_mount(_read(root / "proc/self/mountinfo"), controller)
+    path = _cgroup_path(read_text(root / "proc/self/cgroup"), controller)
+    mount = _cgroup_mount(read_text(root / "proc/self/mountinfo"), controller)
     if path is None or mount is None:
         return
     mounted, mount_point = mount
@@ -245,8 +257,8 @@ def _memory_bytes(mem_info: str) -> int:
     return int(match[1]) * 1024 if match else 0
 
 
-def _read(path: Path) -> str:
-    """Text of a file; nothing where a kernel or a container does not show it."""
+def read_text(path: Path) -> str:
+    """The text of a file of the system's; nothing where a kernel or a container does not show it."""
     try:
         return path.read_text(errors="replace")
     except OSError:
