@@ -20,7 +20,7 @@ HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy",
 
 LIGHT = ("config", "errors", "files", "cluster", "hardware", "cost", "report", "doctor", "cli")
 """Rooms of the law; those that do not exist yet are part of it from their first module on."""
-MAY_BE_HEAVY = ("fleetune.hardware.probes", "fleetune.hardware.pinning")
+MAY_BE_HEAVY = ("fleetune.hardware.probes",)
 
 BELOW: dict[str, set[str]] = {
     "errors": set(),

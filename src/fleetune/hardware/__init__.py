@@ -1,1 +1,1 @@
-"""What this machine is, and how to use it. Imports no torch, except in probes and pinning."""
+"""What this machine is, and how to use it. Imports no torch, except in probes."""
