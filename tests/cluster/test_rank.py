@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fleetune.cluster import rank as rank_module
-from fleetune.cluster.rank import DIALECTS, RankInfo, as_environment, is_loopback, read_rank
+from fleetune.cluster.rank import DIALECTS, RankInfo, as_environment, is_loopback, rank_variable, read_rank
 from fleetune.errors import ConfigError
 
 TORCHRUN = {
@@ -86,6 +86,14 @@ def test_mpirun_wins_over_the_slurm_step_it_runs_in() -> None:
     info = read_rank({**SLURM, "SLURM_PROCID": "0", "SLURM_NTASKS": "1", **OPENMPI})
     assert info is not None
     assert (info.launcher, info.rank) == ("openmpi", 1)
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [(TORCHRUN, "RANK"), (OPENMPI, "OMPI_COMM_WORLD_RANK"), (TORCHRUN | OPENMPI, "RANK"), ({}, None)],
+)
+def test_the_variable_of_the_rank(environ: dict[str, str], name: str | None) -> None:
+    assert rank_variable(environ) == name
 
 
 def test_exact_fields_of_torchrun() -> None:

@@ -127,6 +127,17 @@ def read_rank(environ: Mapping[str, str]) -> RankInfo | None:
     return RankInfo(**numbers, launcher=_launcher(dialect, environ), main_address=address, main_port=port)
 
 
+def rank_variable(environ: Mapping[str, str]) -> str | None:
+    """Name of the variable in which a launcher told this process its rank; None where none did.
+
+    Raises:
+        ConfigError: The variables of a rank are only half there.
+    """
+    environ = _without_empty_and_foreign(environ)
+    dialect = _spoken_dialect(environ)
+    return None if dialect is None else _name(dialect.rank, environ)
+
+
 def as_environment(info: RankInfo) -> dict[str, str]:
     """The variables from which ``torch.distributed.init_process_group("env://")`` reads a rank."""
     return {

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from fleetune.cluster.launchers.local import plan_local, run_local
-from fleetune.cluster.rank import read_rank
+from fleetune.cluster.rank import RankInfo, read_rank
 from fleetune.errors import ConfigError
 from fleetune.hardware.host import choose_threads, usable_cores
 
@@ -28,8 +28,7 @@ def start_ranks(arguments: Sequence[str], *, processes: int | None, threads: int
     """
     info = read_rank(os.environ)
     if info is not None:
-        if processes is not None and processes != info.world_size:
-            raise ConfigError(f"--processes {processes}: {info.launcher} started {info.world_size} ranks; leave it out")
+        check_processes(processes, info)
         return None
     if processes is None or processes == 1:
         return None
@@ -38,3 +37,13 @@ def start_ranks(arguments: Sequence[str], *, processes: int | None, threads: int
         print(notice, flush=True)
     command = [sys.executable, "-m", "fleetune", *arguments]
     return run_local(plan_local(command, processes=processes, threads=chosen, environ=os.environ))
+
+
+def check_processes(processes: int | None, info: RankInfo) -> None:
+    """Refuse settings that ask for another number of ranks than an outer launcher started.
+
+    Raises:
+        ConfigError: They do.
+    """
+    if processes is not None and processes != info.world_size:
+        raise ConfigError(f"--processes {processes}: {info.launcher} started {info.world_size} ranks; leave it out")
