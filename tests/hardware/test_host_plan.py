@@ -168,6 +168,13 @@ def test_a_container_with_two_and_a_half_cpus(files: dict[str, str], plan: Any) 
     assert made.reasons["cores"] == ("not pinned: a quota of 2.5 of 18 cores is time, on whichever cores are free")
 
 
+def test_a_quota_over_two_nodes_makes_one_rank(plan: Any) -> None:
+    """Two ranks of one thread would use 2 of 3.5 CPUs, and share no node's memory either."""
+    made = plan(machines.TWO_SOCKETS_C6I, files=quota_v2("350000 100000"))
+    assert table(made) == [("0-127", 3, None)]
+    assert made.reasons["ranks"] == "1: more could not be told to keep to a NUMA node each"
+
+
 @pytest.mark.parametrize(("quota", "processes", "threads"), [("250000", 2, 1), ("50000", 1, 1), ("790000", 2, 3)])
 def test_ranks_share_a_quota(quota: str, processes: int, threads: int, plan: Any) -> None:
     made = plan(machines.C5_9XLARGE, files=quota_v2(f"{quota} 100000"), processes=processes)
@@ -195,6 +202,7 @@ def test_more_threads_than_cores_get_the_siblings(plan: Any) -> None:
     made = plan(machines.C5_9XLARGE, threads=36)
     assert table(made) == [("0-35", 36, None)]
     assert made.parts[0].is_pinned
+    assert made.reasons["cores"] == "all logical CPUs: 36 threads are more than the physical cores"
 
 
 def test_omp_num_threads_is_honoured(plan: Any) -> None:

@@ -120,15 +120,15 @@ def plan_host(
         ConfigError: A number of threads, in the settings or in OMP_NUM_THREADS, that is none.
     """
     domains, quota, is_bound = _domains(topology), facts.cpu_quota, bound_rank is not None
-    count = _default_count(domains) if processes is None else processes
+    count = processes or (_default_count(domains) if _why_loose(topology, 1, quota, environ) is None else 1)
     shares = [topology.cores] if is_bound else _shares(domains, count)
     most, cause = _most_threads(shares, count, quota)
     chosen, notice = choose_threads(environ, most * count, count, threads)
-    loose = _why_loose(len(topology.cores), count, quota, environ, is_bound=is_bound)
+    loose = _BOUND if is_bound else _why_loose(topology, count, quota, environ)
     if loose is not None:
         shares = [topology.cores] * len(shares)
     reasons = {
-        "ranks": _ranks_line(domains, count, is_asked=processes is not None),
+        "ranks": _ranks_line(domains, count, is_asked=processes is not None, is_loose=loose is not None),
         "threads": notice or f"{chosen} a rank{_who_chose(environ, is_asked=threads is not None) or cause}",
         "cores": loose or _cores_line(shares, chosen),
         "memory": _memory_line(topology, is_pinned=loose is None),
@@ -177,10 +177,12 @@ def _default_count(domains: Sequence[Share]) -> int:
     return max(range(1, len(sizes) + 1), key=lambda count: (count * sizes[count - 1], count))
 
 
-def _ranks_line(domains: Sequence[Share], count: int, *, is_asked: bool) -> str:
+def _ranks_line(domains: Sequence[Share], count: int, *, is_asked: bool, is_loose: bool) -> str:
     place = "socket" if domains[0][0].node is None else "NUMA node"
     if is_asked:
         return f"{count}, as the settings or the launcher say"
+    if is_loose:
+        return "1: more could not be told to keep to a NUMA node each"
     if len(domains) == 1:
         return "1: one NUMA node has all usable cores" if place == "NUMA node" else "1: no NUMA nodes are shown"
     if count == len(domains):
@@ -216,12 +218,12 @@ def _cut(cores: Share, count: int) -> list[Share]:
     return [cores[start:end] for start, end in itertools.pairwise(bounds)]
 
 
-def _why_loose(
-    cores: int, count: int, quota: float | None, environ: Mapping[str, str], *, is_bound: bool
-) -> str | None:  # fmt: skip
+_BOUND = "not pinned: the launcher bound this rank to CPUs of its own"
+
+
+def _why_loose(topology: Topology, count: int, quota: float | None, environ: Mapping[str, str]) -> str | None:
     """Why ranks are not pinned, as one line; None when they are."""
-    if is_bound:
-        return "not pinned: the launcher bound this rank to CPUs of its own"
+    cores = len(topology.cores)
     named = next((n for n, spelling in _NAMES_CPUS.items() if re.search(spelling, environ.get(n, ""))), None)
     if named is not None:
         return f"not pinned: {named}={environ[named]} names CPUs"
@@ -234,10 +236,10 @@ def _why_loose(
 
 
 def _cores_line(shares: Sequence[Share], threads: int) -> str:
-    own = "all" if len(shares) == 1 else "each rank keeps to its own"
-    if threads > min(map(len, shares)):
-        return f"{own}, with their SMT siblings: {threads} threads are more than a rank's physical cores"
-    return f"{own}, one logical CPU per physical core"
+    own = "" if len(shares) == 1 else "each rank keeps to its own, "
+    if threads <= min(map(len, shares)):
+        return f"{own}one logical CPU per physical core"
+    return f"{own}all logical CPUs: {threads} threads are more than the physical cores"
 
 
 # ---- threads
