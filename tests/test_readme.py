@@ -75,7 +75,7 @@ def test_the_readme_has_the_commands_that_are_tested_here() -> None:
     verbs = [" ".join(command.split()[:2]) for command in COMMANDS]
     assert verbs.count("fleetune train") == 3
     assert {"fleetune evaluate", "fleetune predict", "torchrun --nproc-per-node"} <= set(verbs)
-    assert verbs.count("fleetune build-kernels") == 1
+    assert verbs.count("fleetune build-kernels") == verbs.count("fleetune plan") == 1
     assert len(PYTHON) == 2
 
 
@@ -93,6 +93,11 @@ def test_evaluate_and_predict_commands(workplace: Path) -> None:
     assert "accuracy" in run(evaluate, workplace)
     run(predict, workplace)
     assert len((workplace / "predictions.jsonl").read_text().splitlines()) == 9
+
+
+def test_the_plan_command(workplace: Path) -> None:
+    (command,) = (c for c in COMMANDS if c == "fleetune plan")
+    assert run(command, workplace).startswith("rank  host")
 
 
 def test_the_kernels_command(workplace: Path) -> None:

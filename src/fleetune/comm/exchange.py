@@ -185,7 +185,7 @@ class Bucket:
     def _gathered_into(self) -> Tensor:
         return self._result if self._rounding is None else self._rounding.rounded
 
-    def _each_peer(self, start: Callable[..., Work], numbers: Tensor, phase: Phase) -> list[Work]:
+    def _each_peer(self, start: Callable[..., Work | None], numbers: Tensor, phase: Phase) -> list[Work]:
         """Start to send to, or to receive from, every other host.
 
         Args:
@@ -200,7 +200,7 @@ class Bucket:
             if host != self._team.host:
                 part = numbers if len(numbers) == share else self._share(numbers, host)
                 works.append(start(part, leader, group=self._group, tag=tag))
-        return works
+        return [work for work in works if work is not None]  # none of them is: this rank is one of the group
 
     def _share(self, numbers: Tensor, host: int | None = None) -> Tensor:
         """A host's share of the numbers; this one's."""

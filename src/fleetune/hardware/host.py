@@ -235,7 +235,7 @@ def _cpu_model(cpu_info: str) -> str:
 
 def cpu_flags(root: Path = Path("/")) -> tuple[str, ...]:
     """All that /proc/cpuinfo says the CPU can do, in its order."""
-    return _flags(_read(root / "proc/cpuinfo"))
+    return _flags(read_text(root / "proc/cpuinfo"))
 
 
 def _flags(cpu_info: str) -> tuple[str, ...]:
