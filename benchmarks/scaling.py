@@ -21,8 +21,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab import Lab
-
 from benchmarks.models import (
     FLOAT32_SETTINGS,
     add_shared_options,
@@ -38,6 +36,7 @@ from benchmarks.summary import markdown_table
 from benchmarks.texts import MRPC_FOLDER
 from fleetune.data.demo import write_demo_corpus
 from fleetune.files import write_json
+from lab import Lab
 
 DESCRIPTION = "Time of an update over several hosts of a scaled-down cluster, by the way gradients are exchanged."
 MASTER_PORT = 29400
