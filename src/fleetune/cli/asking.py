@@ -10,9 +10,10 @@ from typing import Any
 
 from fleetune.cli.arguments import Parsed
 from fleetune.cluster.rank import RankInfo, read_rank
-from fleetune.cluster.start import start_ranks
+from fleetune.cluster.start import plan_ranks, start_ranks
 from fleetune.config import RunConfig, settings_file
 from fleetune.errors import ConfigError
+from fleetune.hardware.pinning import Place, take_place
 from fleetune.report.record import read_record
 
 SOURCE = frozenset(
@@ -62,7 +63,7 @@ def check_output(output: Path) -> None:
 
 
 def run_ranks(
-    command: str, parsed: Parsed, words: Sequence[str], be_rank: Callable[[RankInfo | None], None]
+    command: str, parsed: Parsed, words: Sequence[str], be_rank: Callable[[RankInfo | None, Place], None]
 ) -> int:  # fmt: skip
     """Do the work on this process, or start the ranks that do.
 
@@ -79,7 +80,9 @@ def run_ranks(
     with settings_file(config) as path:
         arguments = [command, *words, "--config", str(path)]
         status = start_ranks(arguments, processes=config.processes, threads=config.threads)
-    if status is None:
-        be_rank(read_rank(os.environ))
-        return 0
-    return status
+    if status is not None:
+        return status
+    info = read_rank(os.environ)
+    plan = plan_ranks(info, processes=config.processes, threads=config.threads)
+    be_rank(info, take_place(plan, 0 if info is None else info.local_rank))  # which loads torch
+    return 0

@@ -10,6 +10,7 @@ from fleetune.cli.asking import EVALUATING, check_output, model_to_ask, of_finis
 from fleetune.cluster.rank import RankInfo
 from fleetune.config.run import check_source
 from fleetune.errors import ConfigError
+from fleetune.hardware.pinning import Place
 
 DESCRIPTION = """Metrics of a finished run on labelled data. Which data and columns, where not given, is taken from
 the run's record."""
@@ -30,9 +31,9 @@ def run(words: Sequence[str]) -> int:
     tell_notices(parsed)
     own = [parsed.extra["model_folder"], *(["--output", output] if output else [])]
 
-    def be_rank(info: RankInfo | None) -> None:
+    def be_rank(info: RankInfo | None, place: Place) -> None:
         from fleetune.evaluate.program import evaluate_rank
 
-        evaluate_rank(parsed.config, info, Path(output) if output else None)
+        evaluate_rank(parsed.config, info, Path(output) if output else None, place)
 
     return run_ranks("evaluate", parsed, own, be_rank)

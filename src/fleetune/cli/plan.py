@@ -6,11 +6,8 @@ import os
 from collections.abc import Sequence
 
 from fleetune.cli.arguments import make_parser, parse, tell_notices
-from fleetune.cluster.rank import RankInfo, rank_variable, read_rank
-from fleetune.cluster.start import check_processes
-from fleetune.config import RunConfig
-from fleetune.hardware.host_plan import HostPlan
-from fleetune.hardware.pinning import plan_this_host
+from fleetune.cluster.rank import read_rank
+from fleetune.cluster.start import plan_ranks
 
 DESCRIPTION = """Show how many ranks this host would have, with which threads, cores and memory, and why. Takes the
 settings of `fleetune train` and starts nothing; data and model are not read."""
@@ -21,25 +18,7 @@ def run(words: Sequence[str]) -> int:
     parsed = parse(make_parser("plan", DESCRIPTION), words)
     tell_notices(parsed)
     info = read_rank(os.environ)
-    plan = plan_of(parsed.config, info)
+    plan = plan_ranks(info, processes=parsed.config.processes, threads=parsed.config.threads)
     if info is None or info.local_rank == 0:
         print("\n".join(plan.lines()))
     return 0
-
-
-def plan_of(config: RunConfig, info: RankInfo | None) -> HostPlan:
-    """The plan of this host under the settings, for the ranks that an outer launcher started where it did.
-
-    Raises:
-        ConfigError: An outer launcher started another number of ranks than the settings ask for.
-    """
-    if info is None:
-        return plan_this_host(os.environ, processes=config.processes, threads=config.threads)
-    check_processes(config.processes, info)
-    return plan_this_host(
-        os.environ,
-        processes=info.local_world_size,
-        threads=config.threads,
-        local_rank=info.local_rank,
-        rank_variable=rank_variable(os.environ),
-    )

@@ -9,6 +9,7 @@ from fleetune.cli.arguments import make_parser, parse, tell_notices
 from fleetune.cli.asking import PREDICTING, check_output, model_to_ask, of_finished_run, run_ranks
 from fleetune.cluster.rank import RankInfo
 from fleetune.errors import ConfigError
+from fleetune.hardware.pinning import Place
 
 DESCRIPTION = """Predictions of a finished run for a file of texts, in the file's order, one JSON object a line."""
 
@@ -28,10 +29,10 @@ def run(words: Sequence[str]) -> int:
     check_output(output)
     tell_notices(parsed)
 
-    def be_rank(info: RankInfo | None) -> None:
+    def be_rank(info: RankInfo | None, place: Place) -> None:
         from fleetune.evaluate.program import predict_rank
 
-        predict_rank(parsed.config, info, source, output)
+        predict_rank(parsed.config, info, source, output, place)
 
     own = [parsed.extra["model_folder"], "--input", str(source), "--output", str(output)]
     return run_ranks("predict", parsed, own, be_rank)

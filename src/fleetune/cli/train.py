@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from fleetune.cli.arguments import make_parser, parse, tell_notices
 from fleetune.cluster.rank import read_rank
-from fleetune.cluster.start import start_ranks
+from fleetune.cluster.start import plan_ranks, start_ranks
 from fleetune.config import RunConfig, settings_file
+from fleetune.hardware.pinning import take_place
 
 DESCRIPTION = """Fine-tune an encoder for classification or regression of texts. The names of the settings are those of
 transformers' run_glue.py, run_classification.py and TrainingArguments."""
@@ -37,11 +38,14 @@ def train(config: RunConfig) -> int:
 
 def be_rank(config: RunConfig) -> int:
     """This process as one rank of the run."""
+    info = read_rank(os.environ)
+    plan = plan_ranks(info, processes=config.processes, threads=config.threads)
+    place = take_place(plan, 0 if info is None else info.local_rank)  # before torch is loaded
     from fleetune.train.interrupt import Stopped
     from fleetune.train.program import run_rank
 
     try:
-        run_rank(config, read_rank(os.environ))
+        run_rank(config, info, place)
     except Stopped as stop:
         if stop.is_first:
             print(

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
 
@@ -27,9 +28,12 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from fleetune.comm.buckets import Size, cut, wire_order
 from fleetune.comm.exchange import Bucket, Counter, Finish
 from fleetune.comm.hosts import SharedMemory, Team
+from fleetune.comm.link import bucket_bytes, measure_link
 
 _IN_FLIGHT = 4
 """Exchanges that are started before the first of them is finished: the wire is never idle between two."""
+_IN_MEMORY_BYTES = 4 << 20
+"""A bucket where no link is crossed."""
 
 Gradients = Iterator[tuple[nn.Parameter, Tensor]]
 
@@ -40,8 +44,10 @@ class SyncOptions:
 
     dtype: torch.dtype = torch.float32
     """What crosses the network: float32, or bfloat16 with error feedback. The table's rows are always float32."""
-    bucket_bytes: int = 4 << 20
-    """Gradients of a bucket, as float32."""
+    bucket_bytes: int | None = None
+    """Gradients of a bucket, as float32; None for what suits the link."""
+    timeout_s: float = 1800.0
+    """How long an exchange may take."""
     early: int = 0
     """Buckets that are gathered during backward, see `wire_order`."""
 
@@ -82,28 +88,45 @@ class GradientSync:
                  store: Store, options: SyncOptions) -> None:  # fmt: skip
         self.num_stages = max(stages) + 1
         self._table, self._rows = table, torch.empty(0, dtype=torch.int64)
-        self._failure: BaseException | None = None
-        is_table = [table is not None and p is table.parameter for p in parameters]
-        sizes = [
-            Size(stage=stage, count=table.most_rows * p.shape[1] if table and alone else p.numel(), alone=alone)
-            for p, stage, alone in zip(parameters, stages, is_table, strict=True)
-        ]
-        cuts = cut(sizes, options.bucket_bytes // 4)
-        self._stages = [sizes[bucket[0]].stage for bucket in cuts]
-        self._order = wire_order(self._stages, options.early)
-        self._buckets = _make_buckets([sum(sizes[i].count for i in b) for b in cuts],
-                                      [any(is_table[i] for i in b) for b in cuts], team, store, options)  # fmt: skip
+        self._team, self._options = team, options
+        group = _join_leaders(team, options)
+        self._link = measure_link(team, group, store) if len(team.hosts) > 1 else None
+        self._bucket_bytes = options.bucket_bytes or (bucket_bytes(self._link) if self._link else _IN_MEMORY_BYTES)
+        cuts = cut([self._size(p, stage) for p, stage in zip(parameters, stages, strict=True)], self._bucket_bytes // 4)
         self._pieces = [_lay_out(bucket, [parameters[i] for i in indices]) for bucket, indices in enumerate(cuts)]
+        self._buckets = self._make_buckets(group, store)
+        self._bucket_of = {piece.parameter: piece.bucket for pieces in self._pieces for piece in pieces}
+        self._stages = [stages[indices[0]] for indices in cuts]
+        self._order = wire_order(self._stages, options.early)
         self._places: dict[nn.Parameter, Tensor] = {}
         self._missing = [0] * len(cuts)
-        self._armed = False
-        for pieces in self._pieces:
-            for piece in pieces:
-                piece.parameter.register_post_accumulate_grad_hook(self._on_gradient)
-        self._bucket_of = {piece.parameter: piece.bucket for pieces in self._pieces for piece in pieces}
+        self._is_last = False
+        for parameter in self._bucket_of:
+            parameter.register_post_accumulate_grad_hook(self._on_gradient)
+        self._failure: BaseException | None = None
         self._updates: SimpleQueue[bool] = SimpleQueue()
         self._thread = threading.Thread(target=self._communicate, name="gradients", daemon=True)
         self._thread.start()
+
+    def _size(self, parameter: nn.Parameter, stage: int) -> Size:
+        if self._table is not None and parameter is self._table.parameter:
+            return Size(stage=stage, count=self._table.most_rows * parameter.shape[1], alone=True)
+        return Size(stage=stage, count=parameter.numel())
+
+    def _make_buckets(self, group: dist.ProcessGroup | None, store: Store) -> list[Bucket]:
+        rooms = [sum(self._size(piece.parameter, 0).count for piece in pieces) for pieces in self._pieces]
+        needed = [Bucket.numbers_needed(room, self._team) for room in rooms]
+        memory = None
+        if self._team.size > 1:
+            memory = SharedMemory(self._team, store, sum(needed), len(Counter) * len(rooms))
+        return [
+            Bucket(number, room, self._team, self._dtype_of(number), group, memory, sum(needed[:number]))
+            for number, room in enumerate(rooms)
+        ]
+
+    def _dtype_of(self, bucket: int) -> torch.dtype:
+        """In which type a bucket crosses the network: the rows of a table, other ones each time, lose nothing."""
+        return torch.float32 if self._is_table(self._pieces[bucket][0].parameter) else self._options.dtype
 
     # ---- what the loop calls, in this order
 
@@ -122,7 +145,7 @@ class GradientSync:
             for piece in pieces:
                 self._places[piece.parameter] = space[piece.begin : piece.begin + self._count(piece.parameter)]
             self._missing[number] = len(pieces)
-        self._armed = True
+        self._is_last = True
         self._updates.put(True)
 
     def squared_norm(self) -> float:
@@ -131,7 +154,7 @@ class GradientSync:
         Raises:
             PeerError, RuntimeError: Another rank is gone.
         """
-        self._armed = False
+        self._is_last = False
         for number, pieces in enumerate(self._pieces):
             if self._missing[number]:  # no gradient in the last backward, though perhaps in an earlier one
                 for piece in pieces:
@@ -155,6 +178,22 @@ class GradientSync:
         """End the thread; everything begun is finished."""
         self._updates.put(False)
 
+    def lines(self) -> list[str]:
+        """How gradients travel, for the plan."""
+        hosts, ranks = len(self._team.hosts), self._team.size
+        if self._link is None:
+            return [f"gradients      added up in memory that the {ranks} ranks of this host share"]
+        numbers = sum(p.numel() for p in self._bucket_of if not self._is_table(p))
+        sent = 2 * (hosts - 1) / hosts * numbers * (2 if self._options.dtype == torch.bfloat16 else 4)
+        rows = " and the rows of the words that a batch touches" if self._table is not None else ""
+        inside = f"; in the memory of a host, {ranks} ranks here" if ranks > 1 else ""
+        return [
+            f"gradients      {sent / 1e6:,.1f} MB{rows} from every host in an update, "
+            f"{str(self._options.dtype).removeprefix('torch.')}{inside}",
+            f"link           {self._link / 1e6:,.1f} MB/s each way, measured: {len(self._buckets)} buckets of "
+            f"{self._bucket_bytes / 1e6:.1f} MB at most",
+        ]
+
     # ---- packing
 
     def _count(self, parameter: nn.Parameter) -> int:
@@ -164,7 +203,7 @@ class GradientSync:
         return self._table is not None and parameter is self._table.parameter
 
     def _on_gradient(self, parameter: nn.Parameter) -> None:
-        if self._armed:
+        if self._is_last:
             self._pack(parameter)
 
     def _pack(self, parameter: nn.Parameter) -> None:
@@ -227,20 +266,12 @@ def _fail(future: Future[Any], error: BaseException) -> None:
         future.set_exception(error)
 
 
-def _make_buckets(rooms: Sequence[int], tables: Sequence[bool], team: Team, store: Store,
-                  options: SyncOptions) -> list[Bucket]:  # fmt: skip
-    group = dist.new_group(team.leaders, backend="gloo") if len(team.hosts) > 1 else None
-    if not team.leads:
-        group = None
-    offsets, end = [], 0
-    for room in rooms:
-        offsets.append(end)
-        end += Bucket.numbers_needed(room, team)
-    memory = SharedMemory(team, store, end, len(Counter) * len(rooms)) if team.size > 1 else None
-    return [
-        Bucket(number, room, team, torch.float32 if tables[number] else options.dtype, group, memory, offset)
-        for number, (room, offset) in enumerate(zip(rooms, offsets, strict=True))
-    ]
+def _join_leaders(team: Team, options: SyncOptions) -> dist.ProcessGroup | None:
+    """The group of the hosts' first ranks, which all ranks help to make; None if this is none of them."""
+    if len(team.hosts) == 1:
+        return None
+    group = dist.new_group(team.leaders, timeout=timedelta(seconds=options.timeout_s), backend="gloo")
+    return group if team.leads else None
 
 
 def _lay_out(bucket: int, parameters: Sequence[nn.Parameter]) -> list[Piece]:

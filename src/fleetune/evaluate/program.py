@@ -19,6 +19,7 @@ from fleetune.errors import ConfigError
 from fleetune.evaluate.predict import FloatArray, Predictor
 from fleetune.evaluate.score import evaluate_splits, metric_text, write_predictions
 from fleetune.files import write_json, write_whole
+from fleetune.hardware.pinning import Place
 from fleetune.hardware.threads import set_threads
 from fleetune.kernels.contest import kernels_in_use
 from fleetune.kernels.library import failure_to_load
@@ -57,18 +58,21 @@ class FinishedModel:
         )
 
 
-def evaluate_rank(config: RunConfig, info: RankInfo | None, output: Path | None) -> dict[str, Any]:
+def evaluate_rank(
+    config: RunConfig, info: RankInfo | None, output: Path | None, place: Place | None = None
+) -> dict[str, Any]:
     """Metrics of a model on the validation splits of the settings, the same on every rank.
 
     Args:
         config: The settings; `model` is the folder of the finished run.
         info: Who this rank is.
         output: File for the metrics as JSON; None writes none.
+        place: The part of the host that this rank has taken, if it has.
     """
     terminal = open_terminal(info is None or info.rank == 0)
     failure = failure_to_load(terminal.say)
     with joined_ranks(info, config.ddp_timeout, failure) as ranks:
-        model = open_model(config, ranks, terminal)
+        model = open_model(config, ranks, terminal, place)
         data = load_data(model.config, model.tokenizer, ranks, model.terminal, splits=["validation"], task=model.task)
         for notice in data.notices:
             model.terminal.say(notice)
@@ -81,7 +85,9 @@ def evaluate_rank(config: RunConfig, info: RankInfo | None, output: Path | None)
     return results
 
 
-def predict_rank(config: RunConfig, info: RankInfo | None, source: Path, output: Path) -> None:
+def predict_rank(
+    config: RunConfig, info: RankInfo | None, source: Path, output: Path, place: Place | None = None
+) -> None:
     """Predict every row of a file, in the file's order.
 
     Args:
@@ -89,11 +95,12 @@ def predict_rank(config: RunConfig, info: RankInfo | None, source: Path, output:
         info: Who this rank is.
         source: File of texts; labels in it are not looked at.
         output: File for the predictions, one JSON object a line.
+        place: The part of the host that this rank has taken, if it has.
     """
     terminal = open_terminal(info is None or info.rank == 0)
     failure = failure_to_load(terminal.say)
     with joined_ranks(info, config.ddp_timeout, failure) as ranks:
-        model = open_model(config, ranks, terminal)
+        model = open_model(config, ranks, terminal, place)
         table = TokenTable.open(Path(ranks.on_first(lambda: str(tokenise(model, source).folder))))
         with model.terminal.bar("predicting", len(table), "examples") as bar:
             logits = model.predictor.logits(table, bar.move_to)
@@ -139,9 +146,9 @@ def tokenise(model: FinishedModel, source: Path) -> TokenTable:
     return inputs.table
 
 
-def open_model(config: RunConfig, ranks: Ranks, terminal: Terminal) -> FinishedModel:
+def open_model(config: RunConfig, ranks: Ranks, terminal: Terminal, place: Place | None = None) -> FinishedModel:
     """The model of a finished run, or of any folder or hub name that holds a classifier."""
-    set_threads(config.threads, local_world_size=ranks.local_world_size, speaks=ranks.is_first)
+    set_threads(config.threads, local_world_size=ranks.local_world_size, speaks=ranks.is_first, place=place)
     model_config, tokenizer = load_model_config(config), load_tokenizer(config)
     config = config.replace(max_seq_length=check_tokenizer_fits(tokenizer, model_config, config.max_seq_length))
     task = task_of(config, model_config.id2label or {})

@@ -79,6 +79,11 @@ class HostPlan:
         width = max(map(len, self.reasons))
         return [*table, "", *(f"{topic:<{width}}  {line}" for topic, line in self.reasons.items())]
 
+    def cores_in_short(self) -> str:
+        """Which cores the ranks have, as one line."""
+        parts = [f"rank {p.local_rank}: {format_cpu_list(p.cpus)}" for p in self.parts if p.is_pinned]
+        return f"pinned, {'; '.join(parts)}" if parts else self.reasons["cores"]
+
     def _row(self, part: RankPart) -> tuple[str, str, str, str, str, str]:
         cores = format_cpu_list(part.cpus)
         return (

@@ -1,7 +1,7 @@
 """A rank takes its part of the host: it keeps to its cores and prefers the memory beside them.
 
-    plan = plan_this_host(...)                  every rank works out the same
-    take_part(plan.part_of(local_rank))         in the rank itself, before `import torch`
+    plan = plan_this_host(...)              every rank works out the same
+    place = take_place(plan, local_rank)    in the rank itself, before `import torch`
 
 The order matters. OpenMP's library reads its variables, and the CPUs it may use, when torch loads it; threads inherit
 CPUs and memory policy from the thread that starts them.
@@ -16,6 +16,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fleetune.hardware.allocators import find_allocators
@@ -82,6 +83,22 @@ def is_bound_by_launcher(
     if rank_variable == "SLURM_PROCID" and environ.get("SLURM_CPU_BIND_TYPE", "none").startswith("none"):
         return False  # Slurm's daemon runs outside of the job's cpuset: fewer CPUs than its are the step's, for all
     return own < launcher
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The part of a host that a rank has taken."""
+
+    plan: HostPlan
+    part: RankPart
+    notices: tuple[str, ...]
+    """A line for each thing that this system does not allow."""
+
+
+def take_place(plan: HostPlan, local_rank: int) -> Place:
+    """Keep this process to the part of the host that the plan gives it."""
+    part = plan.part_of(local_rank)
+    return Place(plan=plan, part=part, notices=tuple(take_part(part)))
 
 
 def take_part(part: RankPart, *, system_call: SystemCall | None = None) -> list[str]:

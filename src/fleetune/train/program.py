@@ -23,6 +23,7 @@ from fleetune.data.tokens import TokenTable
 from fleetune.errors import ConfigError, LaunchError
 from fleetune.hardware.host import read_host
 from fleetune.hardware.memory import return_freed_memory
+from fleetune.hardware.pinning import Place
 from fleetune.hardware.threads import set_threads
 from fleetune.hardware.versions import read_versions
 from fleetune.kernels.contest import kernels_in_use
@@ -75,15 +76,23 @@ def finetune(config: RunConfig) -> RunRecord:
     return record
 
 
-def run_rank(config: RunConfig, info: RankInfo | None) -> RunRecord:
-    """One rank of a training run, start to finish."""
+def run_rank(config: RunConfig, info: RankInfo | None, place: Place | None = None) -> RunRecord:
+    """One rank of a training run, start to finish.
+
+    Args:
+        config: The settings.
+        info: Who this rank is.
+        place: The part of the host that this rank has taken, if it has.
+    """
     terminal = open_terminal(info is None or info.rank == 0)
     failure = failure_to_load(terminal.say)  # before the ranks meet: compiling is not kept waiting for
     with joined_ranks(info, config.ddp_timeout, failure) as ranks, open_output(config, ranks) as record:
-        threads = set_threads(config.threads, local_world_size=ranks.local_world_size, speaks=ranks.is_first)
+        local_world_size = ranks.local_world_size
+        threads = set_threads(config.threads, local_world_size=local_world_size, speaks=ranks.is_first, place=place)
         run = prepare(config, ranks, threads, record, terminal)
-        for line in run.plan.lines():
+        for line in [*run.plan.lines(), *run.updates.lines(), *host_lines(place)]:
             terminal.say(line)
+        record.plan["host"] = None if place is None else place.plan.to_dict()
         resume(run)
         ranks.on_first(lambda: make_room(run))
         with tracked(run):
@@ -160,9 +169,15 @@ def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, te
     )
 
 
+def host_lines(place: Place | None) -> list[str]:
+    """How the ranks of this host share its cores; `fleetune plan` says why."""
+    return [] if place is None else [f"cores          {place.plan.cores_in_short()}"]
+
+
 def sync_options(config: RunConfig) -> SyncOptions:
     """How gradients travel."""
-    return SyncOptions(dtype=torch.bfloat16 if config.grad_dtype == "bfloat16" else torch.float32)
+    dtype = torch.bfloat16 if config.grad_dtype == "bfloat16" else torch.float32
+    return SyncOptions(dtype=dtype, timeout_s=config.ddp_timeout)
 
 
 def wanted_splits(config: RunConfig) -> list[str]:

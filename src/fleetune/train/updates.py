@@ -28,6 +28,9 @@ class GradientSource(Protocol):
     def of_stage(self, stage: int) -> Gradients:
         """The gradients of a stage, summed over ranks."""
 
+    def lines(self) -> list[str]:
+        """How they travel, a line for each thing to know."""
+
 
 class OwnGradients:
     """The gradients of a single rank: all there when backward is over.
@@ -61,6 +64,10 @@ class OwnGradients:
             if grad is not None:
                 yield parameter, grad
 
+    def lines(self) -> list[str]:
+        """They do not travel."""
+        return []
+
 
 class Updates:
     """Turns gradients into updates; a stage whose gradients are still on their way is updated when it is needed.
@@ -78,6 +85,10 @@ class Updates:
         """The next backward is the last of the update of a step."""
         self.settle()
         self._gradients.begin(step)
+
+    def lines(self) -> list[str]:
+        """How gradients travel, for the plan."""
+        return self._gradients.lines()
 
     def squared_norm(self) -> float:
         """This rank's share of the squared norm of the gradients; their sum over ranks is that of all."""
