@@ -83,7 +83,7 @@ class Bucket:
     def __init__(self, number: int, room: int, team: Team, dtype: torch.dtype, group: dist.ProcessGroup | None,
                  memory: SharedMemory | None, offset: int) -> None:  # fmt: skip
         self._number, self._team, self._group, self._memory = number, team, group, memory
-        self._room = padded(room, len(team.hosts) * team.size)
+        self._room = padded(room, team.num_shares)
         if memory is None:
             self._slots_LN = torch.empty(1, self._room)
             self._result = self._slots_LN[0]
@@ -98,14 +98,14 @@ class Bucket:
     @staticmethod
     def numbers_needed(room: int, team: Team) -> int:
         """Of the memory that a host's ranks share: one slot for each, and the sum."""
-        return (team.size + 1) * padded(room, len(team.hosts) * team.size)
+        return (team.size + 1) * padded(room, team.num_shares)
 
     # ---- the rank that computes
 
     def begin(self, count: int) -> Tensor:
         """Start an update: the place to pack `count` numbers into."""
         self._update += 1
-        self._count = padded(count, len(self._team.hosts) * self._team.size)
+        self._count = padded(count, self._team.num_shares)
         self.packed: Future[None] = Future()
         self.reduced: Future[float] = Future()
         self.gathered: Future[None] = Future()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 from dataclasses import dataclass
@@ -48,6 +49,11 @@ class Team:
     def size(self) -> int:
         """Count of this host's ranks."""
         return len(self.members)
+
+    @property
+    def num_shares(self) -> int:
+        """What a bucket must be divisible by: into a share for every host, and each into parts for its ranks."""
+        return len(self.hosts) * math.lcm(*(len(ranks) for ranks in self.hosts))
 
     @property
     def leads(self) -> bool:
