@@ -80,7 +80,6 @@ def main(told: dict[str, Any]) -> None:
     parameters = {name: torch.nn.Parameter(torch.zeros(shapes[name])) for name in ORDER}
     table = Table(
         parameter=parameters["table"],
-        rows_of=lambda step: torch.tensor(expected_gradients(world_size, at(step), micro_batches)[1]),
         most_rows=ROWS,
     )
     options = SyncOptions(
@@ -96,7 +95,7 @@ def main(told: dict[str, Any]) -> None:
     for update in range(told["updates"]):
         for micro_batch in range(micro_batches):
             if micro_batch == micro_batches - 1:
-                sync.begin(update)
+                sync.begin(torch.tensor(expected_gradients(world_size, at(update), micro_batches)[1]))
             backward(parameters, rank, at(update), micro_batch)
         squares = torch.tensor([sync.squared_norm()], dtype=torch.float64)
         dist.all_reduce(squares)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.conftest import Train, losses_of, read_json
+from tests.conftest import Train, losses_of, make_tiny_model, read_json
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +40,26 @@ def test_n_processes_equal_one(
         np.testing.assert_allclose(losses_of(other), losses_of(one), rtol=2e-5, err_msg=name)
         for key, expected in weights_of(one).items():
             np.testing.assert_allclose(weights_of(other)[key], expected, rtol=1e-3, atol=2e-5, err_msg=f"{name}: {key}")
+
+
+def test_three_processes_equal_one(train: Train, tiny_model_with_dropout: Path) -> None:
+    """90 examples in batches of 33: the last global batch of 24."""
+    one = train("one", model=tiny_model_with_dropout, per_device_train_batch_size=33)
+    three = train("three", model=tiny_model_with_dropout, per_device_train_batch_size=11, processes=3)
+    np.testing.assert_allclose(losses_of(three), losses_of(one), rtol=2e-5)
+    for key, expected in weights_of(one).items():
+        np.testing.assert_allclose(weights_of(three)[key], expected, rtol=1e-3, atol=2e-5, err_msg=key)
+
+
+def test_a_model_without_a_flat_forward_trains_the_same_on_two_processes(
+    train: Train, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Relative attention: no flat forward, and still a gradient of touched rows."""
+    model = make_tiny_model(tmp_path_factory.mktemp("padded") / "model", position_embedding_type="relative_key")
+    one = train("one", model=model, per_device_train_batch_size=32)
+    two = train("two", model=model, per_device_train_batch_size=16, processes=2)
+    assert read_json(two / "record.json")["plan"]["unpadded"] is False
+    np.testing.assert_allclose(losses_of(two), losses_of(one), rtol=2e-5)
 
 
 def test_dropout_is_drawn_anew_in_every_step_and_for_every_seed(train: Train, tiny_model_with_dropout: Path) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -63,11 +63,9 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A parameter whose gradient is zero outside some rows, and which these are."""
+    """A parameter whose gradient is zero outside some rows."""
 
     parameter: nn.Parameter
-    rows_of: Callable[[int], Tensor]
-    """Step -> the rows that the global batch touches, int64, ascending, each once; the same on every rank."""
     most_rows: int
     """How many these are at most."""
 
@@ -130,16 +128,20 @@ class GradientSync:
 
     # ---- what the loop calls, in this order
 
-    def begin(self, step: int) -> None:
+    def begin(self, rows: Tensor | None) -> None:
         """The next backward is the last of an update: its gradients, and what earlier ones left, are to be sent.
+
+        Args:
+            rows: Of the table, outside which its gradient is zero on all ranks: int64, ascending, each once; the same
+                on every rank.
 
         Raises:
             PeerError, RuntimeError: Another rank is gone.
         """
         if self._failure is not None:
             raise self._failure
-        if self._table is not None:
-            self._rows = self._table.rows_of(step)
+        if rows is not None:
+            self._rows = rows
         for number, (bucket, pieces) in enumerate(zip(self._buckets, self._pieces, strict=True)):
             space = bucket.begin(sum(self._count(piece.parameter) for piece in pieces))
             for piece in pieces:

@@ -105,6 +105,7 @@ class RunConfig:
 
     processes: int | None = setting(None, "run", "ranks to start on this machine; none: one, or what an outer launcher started", at_least=1)
     grad_dtype: Literal["float32", "bfloat16"] = setting("float32", "run", "what gradients cross the network in; bfloat16: half the bytes, rounded with error feedback")
+    local_steps: int = setting(1, "run", "updates that a rank takes alone after warm-up, before all average their weights (post-local SGD); 1: gradients are exchanged in every update", at_least=1)
     threads: int | None = setting(None, "run", "threads of a rank; none: the usable cores shared out", at_least=1)
     ddp_timeout: int = setting(1800, "run", "seconds to wait for another rank before giving up", at_least=1)
     # fmt: on
@@ -150,6 +151,10 @@ def _contradictions(config: RunConfig) -> list[str]:
         problems.append(f"--text_column_names names {len(config.text_column_names)} columns: one or two are expected")
     if config.load_best_model_at_end:
         problems += _best_model_problems(config)
+    if config.local_steps > 1 and config.grad_dtype != "float32":
+        problems.append(
+            f"--local_steps {config.local_steps} averages weights, which --grad_dtype {config.grad_dtype} would round: give one of the two"
+        )
     if config.adam_beta1 == 0 and config.adam_beta2 == 0:
         problems.append("--adam_beta1 and --adam_beta2 are both 0: AdamW then divides a gradient by itself")
     if config.lr_scheduler_type == "polynomial" and config.learning_rate <= 1e-7:

@@ -53,16 +53,17 @@ class AdamW:
         self._step = torch.zeros((), dtype=torch.int64)
         self._seen: dict[str, Tensor] = {}
 
-    def begin(self, learning_rate: float, norm: float, max_grad_norm: float) -> None:
+    def begin(self, learning_rate: float, norm: float, max_grad_norm: float, factor: float = 1.0) -> None:
         """Begin an update: gradients of a greater norm than `max_grad_norm` (0: no limit) are scaled down to it.
 
         Args:
             learning_rate: Of this update.
-            norm: Of all gradients.
+            norm: Of all gradients, times the factor.
             max_grad_norm: Greatest norm.
+            factor: What gradients are multiplied with first.
         """
         scale = max_grad_norm / (norm + 1e-6) if max_grad_norm > 0 else 1.0  # as torch.nn.utils.clip_grad_norm_
-        self._settings = learning_rate, min(scale, 1.0)
+        self._settings = learning_rate, factor * min(scale, 1.0)
         self._step += 1
 
     @torch.no_grad()

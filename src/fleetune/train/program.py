@@ -9,12 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 from fleetune.cluster.rank import RankInfo, read_rank
 from fleetune.cluster.start import start_ranks
 from fleetune.comm.ranks import Ranks, joined_ranks
-from fleetune.comm.sync import SyncOptions
 from fleetune.config import RunConfig, settings_file
 from fleetune.config.values import nearest
 from fleetune.data.loading import load_data
@@ -161,7 +158,7 @@ def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, te
         tokenizer=tokenizer,
         classifier=classifier,
         optimizer=optimizer,
-        updates=make_updates(classifier, train_table, batches, optimizer, parameters, ranks, sync_options(config)),
+        updates=make_updates(classifier, train_table, batches, optimizer, ranks, parameters, config, plan),
         batches=batches,
         state=TrainState(),
         record=record,
@@ -172,12 +169,6 @@ def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, te
 def host_lines(place: Place | None) -> list[str]:
     """How the ranks of this host share its cores; `fleetune plan` says why."""
     return [] if place is None else [f"cores          {place.plan.cores_in_short()}"]
-
-
-def sync_options(config: RunConfig) -> SyncOptions:
-    """How gradients travel."""
-    dtype = torch.bfloat16 if config.grad_dtype == "bfloat16" else torch.float32
-    return SyncOptions(dtype=dtype, timeout_s=config.ddp_timeout)
 
 
 def wanted_splits(config: RunConfig) -> list[str]:

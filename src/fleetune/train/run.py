@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fleetune.comm.ranks import Ranks
@@ -24,7 +25,9 @@ from fleetune.train.optim import AdamW
 from fleetune.train.plan import TrainPlan
 from fleetune.train.state import TrainState
 from fleetune.train.tracker import NoTracker, Tracker
-from fleetune.train.updates import OwnGradients, Updates
+from fleetune.train.updates import LocalUpdates, OwnGradients, Updates
+
+AnyUpdates = Updates | LocalUpdates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,7 @@ class TrainingRun:
     tokenizer: Any
     classifier: Classifier
     optimizer: AdamW
-    updates: Updates
+    updates: AnyUpdates
     batches: GlobalBatches
     state: TrainState
     record: RunRecord
@@ -101,22 +104,41 @@ def holders_of(parameter: Tensor, module: nn.Module) -> int:
     return sum(any(p is parameter for p in m._parameters.values()) for m in module.modules())
 
 
-def make_updates(classifier: Classifier, table: TokenTable, batches: GlobalBatches, optimizer: AdamW,
-                 parameters: list[nn.Parameter], ranks: Ranks, options: SyncOptions) -> Updates:  # fmt: skip
+def make_updates(classifier: Classifier, table: TokenTable, batches: GlobalBatches, optimizer: AdamW, ranks: Ranks,
+                 parameters: list[nn.Parameter], config: RunConfig, plan: TrainPlan) -> AnyUpdates:  # fmt: skip
     """What turns gradients into updates: of this rank, or of all."""
-    if ranks.world_size == 1:
-        return Updates(optimizer, OwnGradients([p for p in classifier.module.parameters() if p.requires_grad]))
     module = classifier.module
+    trained = [p for p in module.parameters() if p.requires_grad]
+    if ranks.world_size == 1:
+        return Updates(optimizer, OwnGradients(trained))
+    words = table_of(module, table, batches, config)
+    rows_of = None if words is None else lambda step: touched_rows(table, batches.examples_of(step), module.fills_with)
     stage_of = {p: number for number, stage in enumerate(module.stages) for p in stage}
-    words = None
-    if module.word_embeddings.sparse:
-        most = batches.global_batch_size * int(table.lengths.max())
-        words = Table(
-            parameter=module.word_embeddings.weight,  # type: ignore[arg-type]
-            rows_of=lambda step: touched_rows(table, batches.examples_of(step), module.fills_with),
-            most_rows=min(module.word_embeddings.num_embeddings, most + 1),
-        )
     ranks.broadcast_if_different(p.data for p in module.parameters())
-    updates = Updates(optimizer, ranks.sync(parameters, [stage_of[p] for p in parameters], words, options))
-    module.before_stage(updates.settle_stage)
-    return updates
+    sync = ranks.sync(parameters, [stage_of[p] for p in parameters], words, sync_options(config))
+    together = Updates(optimizer, sync, rows_of)
+    module.before_stage(together.settle_stage)
+    if config.local_steps == 1:
+        return together
+    return LocalUpdates(
+        together, optimizer, sync, trained, None if words is None else words.parameter, rows_of,
+        world_size=ranks.world_size, every=config.local_steps, first_step=plan.warmup_steps,
+    )  # fmt: skip
+
+
+def table_of(module: FlatClassifier | PaddedClassifier, table: TokenTable, batches: GlobalBatches,
+             config: RunConfig) -> Table | None:  # fmt: skip
+    """The table of words, if its gradient is sparse by rows."""
+    words = module.word_embeddings
+    if not words.sparse:
+        return None
+    most = batches.global_batch_size * int(table.lengths.max()) + 1
+    if config.local_steps > 1:  # those of many batches
+        most = words.num_embeddings
+    return Table(parameter=words.weight, most_rows=min(words.num_embeddings, most))  # type: ignore[arg-type]
+
+
+def sync_options(config: RunConfig) -> SyncOptions:
+    """How gradients travel."""
+    dtype = torch.bfloat16 if config.grad_dtype == "bfloat16" else torch.float32
+    return SyncOptions(dtype=dtype, timeout_s=config.ddp_timeout)
