@@ -106,7 +106,7 @@ void product(Call& call) {
   const int64_t m = call.integer(), n = call.integer(), k = call.integer();
   const Matrix<float> a = matrix(call), b = matrix(call);
   const float* bias = call.array<float>();
-  multiply(m, n, k, a, b, bias, call.result<float>(m * n), n);
+  multiply(m, n, k, a, b, bias, false, call.result<float>(m * n), n);
 }
 
 // ---- attention ----------------------------------------------------------------------------------------------------

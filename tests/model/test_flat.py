@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from fleetune.data.batches import PackedBatch
-from fleetune.kernels import activation as activation_module
-from fleetune.kernels import linear as linear_module
+from fleetune.kernels import reference
+from fleetune.kernels.library import using_reference
 from fleetune.kernels.linear import joined, lies_together
 from fleetune.model.draws import Site
 from fleetune.model.families import FAMILIES, find_family
-from fleetune.model.flat import FlatClassifier
+from fleetune.model.flat import FlatClassifier, FlatEncoder, LayerParts
 from fleetune.model.padded import PaddedClassifier
 from fleetune.model.rates import dropout_rates
 
@@ -258,19 +259,69 @@ def test_the_last_layer_for_first_tokens_is_the_last_layer(training: bool, biase
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_dropout", [False, True])
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_layer_in_one_operation_is_the_layer_of_its_parts(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, has_dropout: bool, plain: bool
+) -> None:
+    """Results and all gradients, compiled and plain; the additions are the same, but for one order of two terms."""
+    flat, batch = with_dropout().train(has_dropout), make_batch(LENGTHS, 2)
+    flat.compute_in(dtype)
+    found = []
+    for as_one in (True, False):
+        if not as_one:
+            monkeypatch.setattr(LayerParts, "is_one_operation", lambda *args: False)
+        flat.zero_grad()
+        flat.begin_micro_batch(1, 2, micro_batch=0, rank=0)
+        with using_reference() if plain else contextlib.nullcontext():
+            logits = flat(batch)
+            logits.square().sum().backward()
+        grads = {n: p.grad.clone() for n, p in flat.named_parameters() if p.grad is not None}
+        found.append((logits.detach().clone(), grads))
+    (logits, grads), (expected, expected_grads) = found
+    limit = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(logits, expected, rtol=limit, atol=limit)
+    assert grads.keys() == expected_grads.keys()
+    for name, gradient in expected_grads.items():
+        assert (grads[name] - gradient).norm() <= limit * (gradient.norm() + 1e-2), name  # keys' biases: zero
+
+
+def test_a_layer_is_taken_apart_where_it_is_not_all_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another activation, a missing bias, a frozen weight."""
+    calls = []
+    whole = FlatEncoder._whole_layer
+    monkeypatch.setattr(FlatEncoder, "_whole_layer", lambda *args: calls.append(args[1]) or whole(*args))
+    flat, batch = with_dropout().train(), make_batch(LENGTHS, 2)
+    flat(batch)
+    assert calls == [1, 2]  # and the last for first tokens
+    first, second, _ = flat._encoder.parts.layers
+    first.up.weight.requires_grad_(False)
+    flat(batch)
+    assert calls == [1, 2, 2]
+    first.up.weight.requires_grad_(True)
+    second.query.bias = second.key.bias = second.value.bias = None
+    flat(batch)
+    assert calls == [1, 2, 2, 1]
+    with torch.no_grad():
+        first.up.weight.requires_grad_(False)
+        flat(batch)
+    assert calls == [1, 2, 2, 1, 1]
+
+
 def test_products_of_a_step_are_those_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Per layer one product for query, key and value, three more, and two gradients each; none for what is frozen."""
     calls: list[tuple[int, int]] = []
-    plain = linear_module.product
+    plain = reference.product
 
     def counted(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         calls.append((a.shape[0] * a.shape[1], b.shape[1]))
         return plain(a, b, bias)
 
-    for module in (linear_module, activation_module):
-        monkeypatch.setattr(module, "product", counted)
+    monkeypatch.setattr(reference, "product", counted)  # every product of the plain operations is one of the compiled
     flat, batch = with_dropout().train(), make_batch(LENGTHS, 2)
-    flat(batch).sum().backward()
+    with using_reference():
+        flat(batch).sum().backward()
     whole_layers, last = 2, 1
     assert len(calls) == 3 * (4 * whole_layers + 4 * last)
     calls.clear()
@@ -278,7 +329,8 @@ def test_products_of_a_step_are_those_that_it_needs(monkeypatch: pytest.MonkeyPa
         parameter.requires_grad_(False)
     for parameter in flat.model.bert.encoder.layer[0].parameters():
         parameter.requires_grad_(False)
-    flat(batch).sum().backward()
+    with using_reference():
+        flat(batch).sum().backward()
     forward, input_gradients, weight_gradients = 12, 3 + 4, 8  # layer 2's query, key and value need no input gradient
     assert len(calls) == forward + input_gradients + weight_gradients
 

@@ -223,6 +223,72 @@ def geglu_backward(dy_RF: Tensor, x_RG: Tensor, kind: int) -> Tensor:
     return torch.cat([dgate_RF, dy * F.gelu(gate_RF, approximate=_GELU[kind])], dim=-1).to(x_RG.dtype)
 
 
+def layer_forward(
+    x_TD: Tensor, weights: Sequence[Tensor], cu: Tensor, num_heads: int, scale: float, eps: Sequence[float], kind: int,
+    rates: Sequence[float], site_keys: Sequence[int], row_keys_T: Tensor | None, by_torch: bool,
+) -> list[Tensor]:  # fmt: skip
+    """A layer of an encoder with its norms behind (Vaswani et al. 2017, figure 1, left), GELU in the middle.
+
+    Args:
+        x_TD: Its input.
+        weights: Weight and bias of queries, keys and values (one below the other); of what follows attention; of its
+            norm; of up; of down; of the last norm: 12 tensors.
+        cu: Prefix sums of the sequences' tokens.
+        num_heads: D is a multiple of it.
+        scale: Factor of the scores.
+        eps: Of the two norms.
+        kind: Of GELU.
+        rates: Of dropout: of attention's probabilities, of what follows attention, of the layer's end.
+        site_keys: Of the same.
+        row_keys_T: One a token.
+        by_torch: Whether torch's products are taken; the result is the same but for rounding.
+
+    Returns:
+        The result (T, D), and what `layer_backward` needs: queries, keys and values; attention's statistics and result;
+        sum, mean and 1 / deviation of the first norm; its result; up's result; the three of the second norm.
+    """
+    qkv_w, qkv_b, output_w, output_b, norm1_w, norm1_b, up_w, up_b, down_w, down_b, norm2_w, norm2_b = weights
+    qkv = _either_product(x_TD, qkv_w.t(), qkv_b)
+    q, k, v = qkv.chunk(3, dim=1)
+    attended, lse = attention_forward(q, k, v, cu, cu, num_heads, scale, 0, rates[0], site_keys[0], row_keys_T)
+    middle, *norm1 = add_norm_forward(_either_product(attended, output_w.t(), output_b), x_TD, norm1_w, norm1_b, eps[0],
+                                      rates[1], site_keys[1], row_keys_T)  # fmt: skip
+    up = _either_product(middle, up_w.t(), up_b)
+    y, *norm2 = add_norm_forward(_either_product(gelu_forward(up, kind), down_w.t(), down_b), middle, norm2_w, norm2_b,
+                                 eps[1], rates[2], site_keys[2], row_keys_T)  # fmt: skip
+    return [y, qkv, lse, attended, *norm1, middle, up, *norm2]
+
+
+def layer_backward(
+    dy_TD: Tensor, x_TD: Tensor, weights: Sequence[Tensor], kept: Sequence[Tensor], cu: Tensor, num_heads: int,
+    scale: float, kind: int, rates: Sequence[float], site_keys: Sequence[int], row_keys_T: Tensor | None,
+    by_torch: bool,
+) -> list[Tensor]:  # fmt: skip
+    """The gradients of `layer_forward`: of the input, and of the 12 weights in float32."""
+    qkv_w, _, output_w, _, norm1_w, _, up_w, _, down_w, _, norm2_w, _ = weights
+    qkv, lse, attended, sum1, mean1, rstd1, middle, up, sum2, mean2, rstd2 = kept
+    ddown, dmiddle, *dnorm2 = add_norm_backward(dy_TD, sum2, norm2_w, mean2, rstd2, rates[2], site_keys[2], row_keys_T)
+    dup, activated = gelu_again(_either_product(ddown, down_w), up, kind)
+    dmiddle = dmiddle + _either_product(dup, up_w)
+    doutput, dx, *dnorm1 = add_norm_backward(dmiddle, sum1, norm1_w, mean1, rstd1, rates[1], site_keys[1], row_keys_T)
+    dattended = _either_product(doutput, output_w)
+    q, k, v = qkv.chunk(3, dim=1)
+    dparts = attention_backward(
+        dattended, q, k, v, lse, cu, cu, num_heads, scale, 0, rates[0], site_keys[0], row_keys_T
+    )
+    dqkv = torch.cat(dparts, dim=1)
+    dx = dx + _either_product(dqkv, qkv_w)
+    return [
+        dx,
+        *_linear_gradients(dqkv, x_TD),
+        *_linear_gradients(doutput, attended),
+        *dnorm1,
+        *_linear_gradients(dup, middle),
+        *_linear_gradients(ddown, activated),
+        *dnorm2,
+    ]
+
+
 def row_sums(ids_T: Tensor, grad_TD: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """The gradient of a table of embeddings, as the rows that have one.
 
@@ -345,6 +411,15 @@ def sum_parts_(parts_PN: Tensor, out_N: Tensor) -> float:
     for part_N in parts_PN[1:]:
         out_N += part_N
     return float(out_N.double().square().sum())
+
+
+def _either_product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    return product(a_MK, b_KN.to(a_MK.dtype), None if bias_N is None else bias_N.to(a_MK.dtype))
+
+
+def _linear_gradients(dy_TN: Tensor, x_TK: Tensor) -> tuple[Tensor, Tensor]:
+    weight = product(dy_TN.t(), x_TK, None)
+    return weight.to(_arithmetic(weight)), column_sums(dy_TN)
 
 
 def _arithmetic(x: Tensor) -> torch.dtype:

@@ -17,9 +17,13 @@ _KINDS: dict[type[nn.Module], int] = {
 }
 
 
+def gelu_kind(activation: nn.Module) -> int | None:
+    """Which GELU an activation is; None for another function."""
+    kind = _KINDS.get(type(activation))
+    return TANH if kind is not None and getattr(activation, "approximate", "none") == "tanh" else kind
+
+
 def activated_linear(x_RF: Tensor, activation: nn.Module, layer: nn.Linear) -> Tensor:
     """The layer's result for the activated input, through the fused kernel where there is one for the activation."""
-    kind = _KINDS.get(type(activation))
-    if kind is None:
-        return linear(activation(x_RF), layer)
-    return gelu_linear(x_RF, layer, TANH if getattr(activation, "approximate", "none") == "tanh" else kind)
+    kind = gelu_kind(activation)
+    return linear(activation(x_RF), layer) if kind is None else gelu_linear(x_RF, layer, kind)

@@ -22,10 +22,11 @@ from fleetune.data.batches import PackedBatch
 from fleetune.kernels.attention import Sequences, attention, self_attention
 from fleetune.kernels.dropout import dropout_rows
 from fleetune.kernels.embedding import embed
+from fleetune.kernels.layer import LayerSettings, encoder_layer
 from fleetune.kernels.linear import lay_together, linear
 from fleetune.kernels.norm import add_norm
 from fleetune.kernels.random import row_keys
-from fleetune.model.activations import activated_linear
+from fleetune.model.activations import activated_linear, gelu_kind
 from fleetune.model.draws import NO_DRAWS, Draws, Site, drawn_seed
 from fleetune.model.families import Family, LayerNames, part
 from fleetune.model.rates import dropout_rates
@@ -56,6 +57,19 @@ class LayerParts:
             AttributeError: The layer lacks one.
         """
         return cls(**{field: part(layer, getattr(names, field)) for field in cls.__dataclass_fields__})
+
+    @property
+    def linears(self) -> tuple[nn.Linear, ...]:
+        """In the order of forward."""
+        return self.query, self.key, self.value, self.attention_output, self.up, self.down
+
+    def is_one_operation(self, x_TD: Tensor) -> bool:
+        """Whether the layer can be computed as one: with GELU and all biases, and every gradient wanted, or none."""
+        modules = *self.linears, self.attention_norm, self.output_norm
+        parameters = [p for module in modules for p in (module.weight, module.bias)]
+        if gelu_kind(self.activation) is None or any(p is None for p in parameters):
+            return False
+        return not torch.is_grad_enabled() or (x_TD.requires_grad and all(p.requires_grad for p in parameters))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +191,8 @@ class FlatEncoder:
                draws: Draws) -> Tensor:  # fmt: skip
         """A layer for all tokens (post-norm, as in BERT), of which some (`keys`; None: all) are attended to."""
         layer = self._parts.layers[number - 1]
+        if keys is None and layer.is_one_operation(x_TD):
+            return self._whole_layer(number, x_TD, sequences, draws)
         qkv = linear(x_TD, layer.query, layer.key, layer.value)
         dropout = draws.at(number, Site.ATTENTION)
         if keys is None:
@@ -185,6 +201,17 @@ class FlatEncoder:
             q_TD, k_TD, v_TD = qkv.chunk(3, dim=1)
             attended_TD = attention(q_TD, k_TD[keys], v_TD[keys], sequences, dropout)
         return self._after_attention(number, attended_TD, x_TD, draws, None)
+
+    def _whole_layer(self, number: int, x_TD: Tensor, sequences: Sequences, draws: Draws) -> Tensor:
+        """A layer in one operation: the same arithmetic as in its parts, without the calls between them."""
+        layer, kind = self._parts.layers[number - 1], gelu_kind(self._parts.layers[number - 1].activation)
+        assert kind is not None
+        dropouts = [draws.at(number, site) for site in (Site.ATTENTION, Site.ATTENTION_OUTPUT, Site.OUTPUT)]
+        settings = LayerSettings(
+            sequences=sequences, eps=(layer.attention_norm.eps, layer.output_norm.eps), kind=kind,
+            dropouts=(dropouts[0], dropouts[1], dropouts[2]),
+        )  # fmt: skip
+        return encoder_layer(x_TD, layer.linears, (layer.attention_norm, layer.output_norm), settings)
 
     def _last_layer(self, x_TD: Tensor, *, batch: PackedBatch, draws: Draws) -> Tensor:
         """The last layer for the first tokens only (B, D)."""

@@ -95,7 +95,7 @@ Tensor product(const Tensor& a, const Tensor& b, const OptionalTensor& bias) {
   Tensor c = float_like({m, n});
   if (m > 0 && n > 0)
     multiply(m, n, k, {read<float>(a), a.stride(0), a.stride(1)}, {read<float>(b), b.stride(0), b.stride(1)},
-             bias.has_value() ? read<float>(*bias) : nullptr, write<float>(c), n);
+             bias.has_value() ? read<float>(*bias) : nullptr, false, write<float>(c), n);
   return c;
 }
 
@@ -352,6 +352,116 @@ std::tuple<Tensor, Tensor> row_sums_op(const Tensor& ids, const Tensor& x_any, i
   return {rows, sums};
 }
 
+// ---- a layer ------------------------------------------------------------------------------------------------------
+
+// Our product, or torch's where that is wanted; of bfloat16 always torch's, with the weights rounded for it.
+Tensor either_product(const Tensor& a, const Tensor& b, const OptionalTensor& bias, bool by_torch) {
+  if (a.scalar_type() == at::kFloat && !by_torch) return product(a, b, bias);
+  const Tensor other = b.to(a.scalar_type());
+  return bias.has_value() ? at::addmm(bias->to(a.scalar_type()), a, other) : at::mm(a, other);
+}
+
+// sum += a b, for a matrix of contiguous rows that the caller has made.
+void add_product(const Tensor& sum, const Tensor& a, const Tensor& b, bool by_torch) {
+  TORCH_CHECK(b.dim() == 2 && b.scalar_type() == at::kFloat && a.size(1) == b.size(0) && sum.size(1) == b.size(1),
+              "product: shapes ", a.sizes(), ", ", b.sizes(), " and ", sum.sizes(), " do not fit");
+  if (sum.numel() == 0) return;
+  if (a.scalar_type() == at::kFloat && !by_torch)
+    multiply(a.size(0), b.size(1), a.size(1), {read<float>(a), a.stride(0), a.stride(1)},
+             {read<float>(b), b.stride(0), b.stride(1)}, nullptr, true, write<float>(sum), sum.stride(0));
+  else
+    sum.addmm_(a, b.to(a.scalar_type()));
+}
+
+Tensor weight_gradient(const Tensor& dy, const Tensor& x, bool by_torch) {
+  return either_product(dy.t(), x, std::nullopt, by_torch).to(at::kFloat);
+}
+
+// Weights and biases of a post-norm layer, in the order of forward: queries, keys and values as one; what follows
+// attention; its norm; up; down; the last norm.
+struct LayerWeights {
+  Tensor qkv, qkv_bias, output, output_bias, norm1, norm1_bias, up, up_bias, down, down_bias, norm2, norm2_bias;
+
+  explicit LayerWeights(at::TensorList w) {
+    TORCH_CHECK(w.size() == 12, "layer: 12 weights are needed, not ", w.size());
+    Tensor* own[] = {&qkv, &qkv_bias, &output, &output_bias, &norm1, &norm1_bias,
+                     &up,  &up_bias,  &down,   &down_bias,   &norm2, &norm2_bias};
+    for (size_t i = 0; i < w.size(); i++) *own[i] = w[i];
+  }
+};
+
+// Rates and keys of the dropout of attention's probabilities, of what follows attention, and of the layer's end.
+struct LayerDropout {
+  at::ArrayRef<double> rates;
+  at::IntArrayRef keys;
+  const OptionalTensor& rows;
+
+  void check() const { TORCH_CHECK(rates.size() == 3 && keys.size() == 3, "layer: three rates and keys are needed"); }
+};
+
+// What backward needs of forward, in this order.
+enum Kept { kQkv, kLse, kAttended, kSum1, kMean1, kRstd1, kMiddle, kUp, kSum2, kMean2, kRstd2, kNumKept };
+
+std::vector<Tensor> layer_forward_op(const Tensor& x, at::TensorList weights, const Tensor& cu, int64_t num_heads,
+                                     double scale, at::ArrayRef<double> eps, int64_t kind,
+                                     at::ArrayRef<double> rates, at::IntArrayRef keys, const OptionalTensor& row_keys,
+                                     bool by_torch) {
+  const LayerWeights w(weights);
+  const LayerDropout d{rates, keys, row_keys};
+  d.check();
+  TORCH_CHECK(eps.size() == 2, "layer: eps of two norms is needed");
+  const int64_t width = w.qkv.size(0) / 3;
+  const Tensor qkv = either_product(x, w.qkv.t(), w.qkv_bias, by_torch);
+  auto [attended, lse] =
+      attention_forward_op(qkv.narrow(1, 0, width), qkv.narrow(1, width, width), qkv.narrow(1, 2 * width, width), cu,
+                           cu, num_heads, scale, 0, rates[0], keys[0], row_keys);
+  auto [middle, sum1, mean1, rstd1] =
+      add_norm_forward_op(either_product(attended, w.output.t(), w.output_bias, by_torch), x, w.norm1, w.norm1_bias,
+                          eps[0], rates[1], keys[1], row_keys);
+  const Tensor up = either_product(middle, w.up.t(), w.up_bias, by_torch);
+  auto [y, sum2, mean2, rstd2] =
+      add_norm_forward_op(either_product(gelu_forward_op(up, kind), w.down.t(), w.down_bias, by_torch), middle,
+                          w.norm2, w.norm2_bias, eps[1], rates[2], keys[2], row_keys);
+  return {y, qkv, lse, attended, sum1, mean1, rstd1, middle, up, sum2, mean2, rstd2};
+}
+
+std::vector<Tensor> layer_backward_op(const Tensor& dy, const Tensor& x, at::TensorList weights, at::TensorList kept,
+                                      const Tensor& cu, int64_t num_heads, double scale, int64_t kind,
+                                      at::ArrayRef<double> rates, at::IntArrayRef keys, const OptionalTensor& row_keys,
+                                      bool by_torch) {
+  const LayerWeights w(weights);
+  const LayerDropout d{rates, keys, row_keys};
+  d.check();
+  TORCH_CHECK(kept.size() == kNumKept, "layer: ", int(kNumKept), " kept tensors are needed, not ", kept.size());
+  const auto product_of = [&](const Tensor& a, const Tensor& b) { return either_product(a, b, std::nullopt, by_torch); };
+  auto [ddown, dmiddle, dnorm2, dnorm2_bias] = add_norm_backward_op(dy, kept[kSum2], w.norm2, kept[kMean2],
+                                                                    kept[kRstd2], rates[2], keys[2], row_keys);
+  Tensor dup, ddown_weight;
+  {
+    const auto [dx, activated] = gelu_again_op(product_of(ddown, w.down), kept[kUp], kind);
+    dup = dx;
+    ddown_weight = weight_gradient(ddown, activated, by_torch);
+  }
+  const Tensor ddown_bias = column_sums_op(ddown);
+  add_product(dmiddle, dup, w.up, by_torch);  // may be the memory of ddown, which is not read any more
+  const Tensor dup_weight = weight_gradient(dup, kept[kMiddle], by_torch), dup_bias = column_sums_op(dup);
+  dup.reset();
+  auto [doutput, dx, dnorm1, dnorm1_bias] = add_norm_backward_op(dmiddle, kept[kSum1], w.norm1, kept[kMean1],
+                                                                 kept[kRstd1], rates[1], keys[1], row_keys);
+  const Tensor doutput_weight = weight_gradient(doutput, kept[kAttended], by_torch);
+  const Tensor doutput_bias = column_sums_op(doutput);
+  const Tensor& qkv = kept[kQkv];
+  const int64_t width = qkv.size(1) / 3;
+  const Tensor dqkv = std::get<0>(attention_backward_op(product_of(doutput, w.output), qkv.narrow(1, 0, width),
+                                                        qkv.narrow(1, width, width), qkv.narrow(1, 2 * width, width),
+                                                        kept[kLse], cu, cu, num_heads, scale, 0, rates[0], keys[0],
+                                                        row_keys))
+                          .as_strided({qkv.size(0), 3 * width}, {3 * width, 1});
+  add_product(dx, dqkv, w.qkv, by_torch);  // may be the memory of doutput
+  return {dx,         weight_gradient(dqkv, x, by_torch), column_sums_op(dqkv), doutput_weight, doutput_bias, dnorm1,
+          dnorm1_bias, dup_weight, dup_bias, ddown_weight, ddown_bias, dnorm2, dnorm2_bias};
+}
+
 // ---- optimizer ----------------------------------------------------------------------------------------------------
 
 Tensor squared_norm_op(at::TensorList tensors) {
@@ -465,6 +575,12 @@ TORCH_LIBRARY(fleetune, m) {
   m.def("gelu_again(Tensor dy, Tensor x, int kind) -> (Tensor, Tensor)");
   m.def("geglu_forward(Tensor x, int kind) -> Tensor");
   m.def("geglu_backward(Tensor dy, Tensor x, int kind) -> Tensor");
+  m.def(
+      "layer_forward(Tensor x, Tensor[] weights, Tensor cu, int num_heads, float scale, float[] eps, int kind, "
+      "float[] rates, int[] site_keys, Tensor? row_keys, bool by_torch) -> Tensor[]");
+  m.def(
+      "layer_backward(Tensor dy, Tensor x, Tensor[] weights, Tensor[] kept, Tensor cu, int num_heads, float scale, "
+      "int kind, float[] rates, int[] site_keys, Tensor? row_keys, bool by_torch) -> Tensor[]");
   m.def("row_sums(Tensor ids, Tensor x, int num_rows) -> (Tensor, Tensor)");
   m.def("squared_norm(Tensor[] tensors) -> Tensor");
   m.def(
@@ -495,6 +611,8 @@ TORCH_LIBRARY_IMPL(fleetune, CPU, m) {
   m.impl("gelu_again", fleetune::gelu_again_op);
   m.impl("geglu_forward", fleetune::geglu_forward_op);
   m.impl("geglu_backward", fleetune::geglu_backward_op);
+  m.impl("layer_forward", fleetune::layer_forward_op);
+  m.impl("layer_backward", fleetune::layer_backward_op);
   m.impl("row_sums", fleetune::row_sums_op);
   m.impl("squared_norm", fleetune::squared_norm_op);
   m.impl("adamw_", fleetune::adamw_op);

@@ -188,7 +188,7 @@ void multiply_tile(int rows, int64_t depth, Left a, const float* b, float* resul
     tile_of<kMR, Layout::kRows>(rows, depth, a, b, result, result_row, from, from_row);
 }
 
-void multiply(int64_t m, int64_t n, int64_t k, Matrix<float> a, Matrix<float> b, const float* bias, float* c,
+void multiply(int64_t m, int64_t n, int64_t k, Matrix<float> a, Matrix<float> b, const float* bias, bool adds, float* c,
               int64_t c_row) {
   const int64_t a_panels = ceil_div(m, kMR), b_panels = ceil_div(n, kNR);
   const Tasks tasks(a_panels, b_panels, omp_get_max_threads());
@@ -225,8 +225,9 @@ void multiply(int64_t m, int64_t n, int64_t k, Matrix<float> a, Matrix<float> b,
             const int rows = int(std::min<int64_t>(kMR, m - q * kMR));
             const Left panel_a{panels_a + (q - a_first) * kMR * depth, 1, kMR};
             float* result = c + q * kMR * c_row + p * kNR;
-            const float* from = k0 > 0 ? result : (bias ? bias + p * kNR : nullptr);
-            const int64_t from_row = k0 > 0 ? c_row : 0;
+            const bool goes_on = adds || k0 > 0;
+            const float* from = goes_on ? result : (bias ? bias + p * kNR : nullptr);
+            const int64_t from_row = goes_on ? c_row : 0;
             if (columns == kNR)
               multiply_tile(rows, depth, panel_a, panel_b, result, c_row, from, from_row);
             else

@@ -54,8 +54,8 @@ struct Left {
 void multiply_tile(int rows, int64_t depth, Left a, const float* b, float* result, int64_t result_row,
                    const float* from, int64_t from_row);
 
-// C (m x n, rows `c_row` apart) = A (m x k) B (k x n) + bias (n, or null).
-void multiply(int64_t m, int64_t n, int64_t k, Matrix<float> a, Matrix<float> b, const float* bias, float* c,
+// C (m x n, rows `c_row` apart) = A (m x k) B (k x n) + bias (n, or null); or C += A B where it `adds`, without a bias.
+void multiply(int64_t m, int64_t n, int64_t k, Matrix<float> a, Matrix<float> b, const float* bias, bool adds, float* c,
               int64_t c_row);
 
 }  // namespace fleetune
