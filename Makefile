@@ -1,4 +1,4 @@
-# make install | demo | test | check | bench | bench-accuracy | clean
+# make install | demo | test | check | bench | bench-accuracy | bench-scaling | clean
 # TORCH_INDEX: a package index with CPU builds of torch, where plain pip would take the CUDA build of several GB.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ TOOLS := $(VENV)/.tools
 
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: install demo test check lint bench bench-accuracy clean
+.PHONY: install demo test check lint bench bench-accuracy bench-scaling clean
 
 install: $(INSTALLED)
 
@@ -50,6 +50,10 @@ bench: $(TOOLS)
 # 5 seeds of two trainers: hours
 bench-accuracy: $(TOOLS)
 	$(BIN)/python -m benchmarks.accuracy
+
+# Needs root: hosts are network namespaces
+bench-scaling: $(TOOLS)
+	$(BIN)/python -m benchmarks.scaling
 
 clean:
 	rm -rf $(VENV) build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
