@@ -1,7 +1,7 @@
 """One host, shared out to ranks in several ways: `fleetune train` as it is, the same work each time, interleaved.
 
-Each round trains with every shape (ranks x threads) in an order that rotates, for some updates of the same global batch.
-What counts is the speed that the run's record tells, without its start.
+Each round trains with every shape (ranks x threads) in an order that rotates, for some updates of the same global
+batch. What counts is the speed that the run's record tells, without its start.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import json
 import math
 import mmap
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,10 +118,11 @@ class SharedMemory:
         store: Of all ranks.
         count: Numbers.
         num_counters: Counters of each rank.
+        timeout_s: How long a rank waits for another.
     """
 
-    def __init__(self, team: Team, store: Store, count: int, num_counters: int) -> None:
-        self._team, self._num_counters = team, num_counters
+    def __init__(self, team: Team, store: Store, count: int, num_counters: int, timeout_s: float) -> None:
+        self._team, self._num_counters, self._timeout_s = team, num_counters, timeout_s
         counter_bytes = -(-4 * num_counters * team.size // 4096) * 4096
         size = counter_bytes + 4 * count
         key = f"memory/{team.host}"
@@ -144,13 +146,17 @@ class SharedMemory:
         """Wait until a counter of all ranks of the host, or of its leader, is at least `value`.
 
         Raises:
-            PeerError: A rank that is waited for is gone.
+            PeerError: A rank that is waited for is gone, or does not answer.
         """
+        end = time.monotonic() + self._timeout_s
         for index in range(1 if leader_only else self._team.size):
             place = index * self._num_counters + counter
             while not raw_ops().wait_for_count(self._counters, place, value, _GLANCE_S):
+                rank = self._team.members[index]
                 if not _is_alive(self._team.pids[index]):
-                    raise PeerError(f"rank {self._team.members[index]} of this host is gone")
+                    raise PeerError(f"rank {rank} of this host is gone")
+                if time.monotonic() > end:
+                    raise PeerError(f"rank {rank} of this host did not answer for {self._timeout_s:g} s")
 
 
 def _is_alive(pid: int) -> bool:

@@ -46,7 +46,7 @@ class Ranks:
         self.local_world_size = 1 if info is None else info.local_world_size
         self.has_own_launcher = info is not None and info.launcher == "local"
         self._store = store
-        self._num_turns = 0
+        self._num_turns = self._num_syncs = 0
 
     @property
     def is_first(self) -> bool:
@@ -136,8 +136,10 @@ class Ranks:
              options: SyncOptions) -> GradientSync:  # fmt: skip
         """What adds gradients up over these ranks; see `GradientSync`."""
         assert self._store is not None
-        team = meet(self._store, self.rank, self.world_size)
-        return GradientSync(parameters, stages, table, team, self._store, options)
+        self._num_syncs += 1
+        store = PrefixStore(f"sync/{self._num_syncs}", self._store)
+        team = meet(store, self.rank, self.world_size)
+        return GradientSync(parameters, stages, table, team, store, options)
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite the tensors of every rank with those of the first."""

@@ -32,6 +32,7 @@ from fleetune.comm.link import bucket_bytes, measure_link
 
 _IN_FLIGHT = 4
 """Exchanges that are started before the first of them is finished: the wire is never idle between two."""
+_CLOSING_S = 2.0
 _IN_MEMORY_BYTES = 4 << 20
 """A bucket where no link is crossed."""
 
@@ -116,7 +117,7 @@ class GradientSync:
         needed = [Bucket.numbers_needed(room, self._team) for room in rooms]
         memory = None
         if self._team.size > 1:
-            memory = SharedMemory(self._team, store, sum(needed), len(Counter) * len(rooms))
+            memory = SharedMemory(self._team, store, sum(needed), len(Counter) * len(rooms), self._options.timeout_s)
         return [
             Bucket(number, room, self._team, self._dtype_of(number), group, memory, sum(needed[:number]))
             for number, room in enumerate(rooms)
@@ -177,8 +178,9 @@ class GradientSync:
                     yield piece.parameter, self._gradient(bucket.total, piece)
 
     def close(self) -> None:
-        """End the thread; everything begun is finished."""
+        """End the thread, once it has finished what was begun; not waited for long: another rank may be gone."""
         self._updates.put(False)
+        self._thread.join(_CLOSING_S)
 
     def lines(self) -> list[str]:
         """How gradients travel, for the plan."""

@@ -73,17 +73,21 @@ def pack(table: TokenTable, examples: Indices) -> PackedBatch:
     )
 
 
-def touched_rows(table: TokenTable, examples: Indices, padding: int | None) -> Tensor:
+def touched_rows(table: TokenTable, examples: Indices, padding: int | None, num_rows: int) -> Tensor:
     """The token ids that a batch of the given examples holds: int64, ascending, each once.
 
     Args:
         table: The split.
         examples: Indices.
         padding: Id of the token that a batch is filled up with; None: it is not.
+        num_rows: Of the table of words.
     """
-    spans = [table.token_ids[int(table.offsets[i]) : int(table.offsets[i + 1])] for i in examples]
-    filling = np.array([] if padding is None else [padding], dtype=np.int64)
-    return torch.from_numpy(np.unique(np.concatenate([filling, *spans])).astype(np.int64, copy=False))
+    is_touched = np.zeros(num_rows, dtype=bool)
+    for i in examples:
+        is_touched[table.token_ids[int(table.offsets[i]) : int(table.offsets[i + 1])]] = True
+    if padding is not None:
+        is_touched[padding] = True
+    return torch.from_numpy(np.flatnonzero(is_touched))
 
 
 def _joined(parts: Sequence[NDArray[np.generic]]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -92,7 +93,7 @@ def run_rank(config: RunConfig, info: RankInfo | None, place: Place | None = Non
         record.plan["host"] = None if place is None else place.plan.to_dict()
         resume(run)
         ranks.on_first(lambda: make_room(run))
-        with tracked(run):
+        with tracked(run), contextlib.closing(run.updates):
             train(run)
             finish(run)
     return record

@@ -25,7 +25,7 @@ from fleetune.train.optim import AdamW
 from fleetune.train.plan import TrainPlan
 from fleetune.train.state import TrainState
 from fleetune.train.tracker import NoTracker, Tracker
-from fleetune.train.updates import LocalUpdates, OwnGradients, Updates
+from fleetune.train.updates import LocalUpdates, OwnGradients, RowsOf, Updates
 
 AnyUpdates = Updates | LocalUpdates
 
@@ -112,7 +112,7 @@ def make_updates(classifier: Classifier, table: TokenTable, batches: GlobalBatch
     if ranks.world_size == 1:
         return Updates(optimizer, OwnGradients(trained))
     words = table_of(module, table, batches, config)
-    rows_of = None if words is None else lambda step: touched_rows(table, batches.examples_of(step), module.fills_with)
+    rows_of = None if words is None else rows_of_steps(module, table, batches)
     stage_of = {p: number for number, stage in enumerate(module.stages) for p in stage}
     ranks.broadcast_if_different(p.data for p in module.parameters())
     sync = ranks.sync(parameters, [stage_of[p] for p in parameters], words, sync_options(config))
@@ -124,6 +124,12 @@ def make_updates(classifier: Classifier, table: TokenTable, batches: GlobalBatch
         together, optimizer, sync, trained, None if words is None else words.parameter, rows_of,
         world_size=ranks.world_size, every=config.local_steps, first_step=plan.warmup_steps,
     )  # fmt: skip
+
+
+def rows_of_steps(module: FlatClassifier | PaddedClassifier, table: TokenTable, batches: GlobalBatches) -> RowsOf:
+    """Step -> the rows of the table of words that the global batch touches."""
+    num_rows = module.word_embeddings.num_embeddings
+    return lambda step: touched_rows(table, batches.examples_of(step), module.fills_with, num_rows)
 
 
 def table_of(module: FlatClassifier | PaddedClassifier, table: TokenTable, batches: GlobalBatches,

@@ -33,6 +33,9 @@ class GradientSource(Protocol):
     def lines(self) -> list[str]:
         """How they travel, a line for each thing to know."""
 
+    def close(self) -> None:
+        """No more of them will be asked for."""
+
 
 RowsOf = Callable[[int], Tensor]
 
@@ -73,6 +76,9 @@ class OwnGradients:
         """They do not travel."""
         return []
 
+    def close(self) -> None:
+        """There is nothing to end."""
+
 
 class Updates:
     """Turns gradients into updates; a stage whose gradients are still on their way is updated when it is needed.
@@ -95,6 +101,10 @@ class Updates:
     def lines(self) -> list[str]:
         """How gradients travel, for the plan."""
         return self._gradients.lines()
+
+    def close(self) -> None:
+        """No more updates will come."""
+        self._gradients.close()
 
     def squared_norm(self) -> float:
         """This rank's share of the squared norm of the gradients; their sum over ranks is that of all."""
@@ -208,6 +218,10 @@ class LocalUpdates:
         """How gradients and weights travel, for the plan."""
         alone = f"from step {self._first_step + 1} on, ranks update alone and average their weights every {self._every}"
         return [*self._together.lines(), f"local steps    {alone} updates"]
+
+    def close(self) -> None:
+        """No more updates will come."""
+        self._together.close()
 
     @property
     def _is_alone(self) -> bool:
