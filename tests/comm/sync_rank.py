@@ -84,7 +84,6 @@ def main(told: dict[str, Any]) -> None:
     )
     options = SyncOptions(
         dtype=getattr(torch, told.get("dtype", "float32")), bucket_bytes=told.get("bucket_bytes"),
-        early=told.get("early", 0),
     )  # fmt: skip
     sync = GradientSync(
         list(parameters.values()), [STAGES[name] for name in ORDER], table, team,

@@ -31,24 +31,10 @@ def test_what_stands_alone_shares_no_bucket() -> None:
 
 def test_sums_come_first_and_what_forward_needs_last_is_gathered_last() -> None:
     """Backward ends with the embeddings (stage 0), with which the next forward begins."""
-    assert wire_order([2, 1, 0], early=0) == [
+    assert wire_order([2, 1, 0]) == [
         *(("reduce", 0), ("reduce", 1), ("reduce", 2)),
         *(("gather", 2), ("gather", 1), ("gather", 0)),
     ]
-
-
-def test_early_buckets_are_gathered_during_backward() -> None:
-    assert wire_order([2, 1, 0], early=1) == [
-        *(("reduce", 0), ("reduce", 1), ("gather", 0), ("reduce", 2)),
-        *(("gather", 2), ("gather", 1)),
-    ]
-
-
-@pytest.mark.parametrize("early", [0, 1, 2, 3, 9])
-def test_every_bucket_is_reduced_and_then_gathered_once(early: int) -> None:
-    order = wire_order([3, 3, 2, 1, 0], early)
-    for bucket in range(5):
-        assert [phase for phase, number in order if number == bucket] == ["reduce", "gather"]
 
 
 @pytest.mark.parametrize(("count", "parts", "expected"), [(1, 1, 16), (16, 1, 16), (17, 2, 32), (33, 2, 64), (0, 3, 0)])

@@ -93,12 +93,6 @@ def test_ranks_get_the_sum(start: Start, tmp_path: Path, hosts: list[list[int]])
     check(found, world_size=len(found), updates=3, micro_batches=2, rtol=1e-6)
 
 
-@pytest.mark.parametrize("early", [1, 100])
-def test_gathering_early_changes_nothing(start: Start, tmp_path: Path, early: int) -> None:
-    found = finish(start([[0], [1]], updates=2, bucket_bytes=256, early=early), tmp_path)
-    check(found, world_size=2, updates=2, micro_batches=1, rtol=1e-6)
-
-
 @pytest.mark.parametrize("hosts", [[[0], [1]], [[0], [1], [2]], [[0, 1], [2, 3]]], ids=str)
 def test_bfloat16_loses_nothing_in_the_long_run(start: Start, tmp_path: Path, hosts: list[list[int]]) -> None:
     """Every update rounds by up to 2^-9, twice; what is lost is added to the next, so the sum of many is exact."""

@@ -44,25 +44,18 @@ def cut(sizes: Sequence[Size], most: int) -> list[list[int]]:
     return buckets
 
 
-def wire_order(stages: Sequence[int], early: int) -> list[tuple[Phase, int]]:
+def wire_order(stages: Sequence[int]) -> list[tuple[Phase, int]]:
     """The order of all exchanges of an update, the same on every rank.
 
-    All sums come before most of what is gathered: the norm of the gradients, which every update needs, is known when
-    the last sum is. What is gathered last is what the next forward needs last. Where the wire is faster than backward,
-    it has time for more while backward goes on: the first `early` buckets are gathered at once.
+    All sums come first: the norm of the gradients, which every update needs, is known when the last sum is. What is
+    gathered last is what the next forward needs last.
 
     Args:
         stages: Of every bucket, in the order in which backward finishes them.
-        early: How many buckets are gathered during backward.
     """
-    order: list[tuple[Phase, int]] = []
-    for bucket in range(len(stages)):
-        order.append(("reduce", bucket))
-        if 0 < bucket <= early:
-            order.append(("gather", bucket - 1))
-    gathered = {bucket for phase, bucket in order if phase == "gather"}
-    later = [bucket for bucket in range(len(stages)) if bucket not in gathered]
-    return order + [("gather", bucket) for bucket in sorted(later, key=lambda b: stages[b])]
+    buckets = range(len(stages))
+    forward = sorted(buckets, key=lambda bucket: stages[bucket])
+    return [*(("reduce", bucket) for bucket in buckets), *(("gather", bucket) for bucket in forward)]
 
 
 def padded(count: int, parts: int) -> int:

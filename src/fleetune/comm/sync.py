@@ -49,8 +49,6 @@ class SyncOptions:
     """Gradients of a bucket, as float32; None for what suits the link."""
     timeout_s: float = 1800.0
     """How long an exchange may take."""
-    early: int = 0
-    """Buckets that are gathered during backward, see `wire_order`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +94,7 @@ class GradientSync:
         self._buckets = self._make_buckets(group, store)
         self._bucket_of = {piece.parameter: piece.bucket for pieces in self._pieces for piece in pieces}
         self._stages = [stages[indices[0]] for indices in cuts]
-        self._order = wire_order(self._stages, options.early)
+        self._order = wire_order(self._stages)
         self._places: dict[nn.Parameter, Tensor] = {}
         self._missing = [0] * len(cuts)
         self._is_last = False

@@ -1,5 +1,6 @@
 // The kernels as operators of torch: everything is checked here, so that no wrong call reaches a pointer.
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <torch/library.h>
 
 #include "attention.h"
@@ -354,9 +355,16 @@ std::tuple<Tensor, Tensor> row_sums_op(const Tensor& ids, const Tensor& x_any, i
 
 // ---- a layer ------------------------------------------------------------------------------------------------------
 
+// Runs a part of the layer under the name that it has as an operation of its own, for profilers.
+template <class F>
+auto part(const char* name, F&& run) {
+  RECORD_FUNCTION(name, c10::ArrayRef<const c10::IValue>{});
+  return run();
+}
+
 // Our product, or torch's where that is wanted; of bfloat16 always torch's, with the weights rounded for it.
 Tensor either_product(const Tensor& a, const Tensor& b, const OptionalTensor& bias, bool by_torch) {
-  if (a.scalar_type() == at::kFloat && !by_torch) return product(a, b, bias);
+  if (a.scalar_type() == at::kFloat && !by_torch) return part("fleetune::product", [&] { return product(a, b, bias); });
   const Tensor other = b.to(a.scalar_type());
   return bias.has_value() ? at::addmm(bias->to(a.scalar_type()), a, other) : at::mm(a, other);
 }
@@ -366,11 +374,14 @@ void add_product(const Tensor& sum, const Tensor& a, const Tensor& b, bool by_to
   TORCH_CHECK(b.dim() == 2 && b.scalar_type() == at::kFloat && a.size(1) == b.size(0) && sum.size(1) == b.size(1),
               "product: shapes ", a.sizes(), ", ", b.sizes(), " and ", sum.sizes(), " do not fit");
   if (sum.numel() == 0) return;
-  if (a.scalar_type() == at::kFloat && !by_torch)
+  if (a.scalar_type() != at::kFloat || by_torch) {
+    sum.addmm_(a, b.to(a.scalar_type()));
+    return;
+  }
+  part("fleetune::product", [&] {
     multiply(a.size(0), b.size(1), a.size(1), {read<float>(a), a.stride(0), a.stride(1)},
              {read<float>(b), b.stride(0), b.stride(1)}, nullptr, true, write<float>(sum), sum.stride(0));
-  else
-    sum.addmm_(a, b.to(a.scalar_type()));
+  });
 }
 
 Tensor weight_gradient(const Tensor& dy, const Tensor& x, bool by_torch) {
@@ -412,9 +423,10 @@ std::vector<Tensor> layer_forward_op(const Tensor& x, at::TensorList weights, co
   TORCH_CHECK(eps.size() == 2, "layer: eps of two norms is needed");
   const int64_t width = w.qkv.size(0) / 3;
   const Tensor qkv = either_product(x, w.qkv.t(), w.qkv_bias, by_torch);
-  auto [attended, lse] =
-      attention_forward_op(qkv.narrow(1, 0, width), qkv.narrow(1, width, width), qkv.narrow(1, 2 * width, width), cu,
-                           cu, num_heads, scale, 0, rates[0], keys[0], row_keys);
+  auto [attended, lse] = part("fleetune::attention_forward", [&] {
+    return attention_forward_op(qkv.narrow(1, 0, width), qkv.narrow(1, width, width), qkv.narrow(1, 2 * width, width),
+                                cu, cu, num_heads, scale, 0, rates[0], keys[0], row_keys);
+  });
   auto [middle, sum1, mean1, rstd1] =
       add_norm_forward_op(either_product(attended, w.output.t(), w.output_bias, by_torch), x, w.norm1, w.norm1_bias,
                           eps[0], rates[1], keys[1], row_keys);
@@ -452,11 +464,13 @@ std::vector<Tensor> layer_backward_op(const Tensor& dy, const Tensor& x, at::Ten
   const Tensor doutput_bias = column_sums_op(doutput);
   const Tensor& qkv = kept[kQkv];
   const int64_t width = qkv.size(1) / 3;
-  const Tensor dqkv = std::get<0>(attention_backward_op(product_of(doutput, w.output), qkv.narrow(1, 0, width),
-                                                        qkv.narrow(1, width, width), qkv.narrow(1, 2 * width, width),
-                                                        kept[kLse], cu, cu, num_heads, scale, 0, rates[0], keys[0],
-                                                        row_keys))
-                          .as_strided({qkv.size(0), 3 * width}, {3 * width, 1});
+  const Tensor dattended = product_of(doutput, w.output);
+  const auto dparts = part("fleetune::attention_backward", [&] {
+    return attention_backward_op(dattended, qkv.narrow(1, 0, width), qkv.narrow(1, width, width),
+                                 qkv.narrow(1, 2 * width, width), kept[kLse], cu, cu, num_heads, scale, 0, rates[0],
+                                 keys[0], row_keys);
+  });
+  const Tensor dqkv = std::get<0>(dparts).as_strided({qkv.size(0), 3 * width}, {3 * width, 1});
   add_product(dx, dqkv, w.qkv, by_torch);  // may be the memory of doutput
   return {dx,         weight_gradient(dqkv, x, by_torch), column_sums_op(dqkv), doutput_weight, doutput_bias, dnorm1,
           dnorm1_bias, dup_weight, dup_bias, ddown_weight, ddown_bias, dnorm2, dnorm2_bias};
