@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -61,7 +62,8 @@ class Lab:
             cpu_quota: CPU time of each, in cores; keep the sum a little below what the machine has.
             mbit: Rate of each one's link, Mbit/s each way.
             with_ssh: Whether each runs an ssh server.
-            keep: Folders under /tmp that hosts see, too; all else there is their own.
+            keep: Folders under /tmp that hosts see, too, as those of this Python and of this package; all else there
+                is their own.
 
         Raises:
             LabError: Something is refused or missing; `unavailable` tells most of it beforehand.
@@ -69,6 +71,7 @@ class Lab:
         names = [f"node{i + 1}" for i in range(hosts)] if isinstance(hosts, int) else list(hosts)
         kept = [Path(folder).absolute() for folder in keep]
         _check(names, kept)
+        kept += [folder for folder in _own_folders() if folder not in kept]
         with contextlib.ExitStack() as undo:
             number = undo.enter_context(state.claimed())
             lab = cls._make(number, names, kept, with_ssh=with_ssh)
@@ -112,6 +115,12 @@ class Lab:
         except LabError as error:
             return f"no lab of several hosts: {error}"
         return cgroups.no_cpu_controller() if with_quota else None
+
+
+def _own_folders() -> list[Path]:
+    """Of this environment's Python and of this package, those that lie under /tmp: hosts run commands of both."""
+    paths = [Path(sys.prefix).absolute(), Path(__file__).absolute().parents[1]]
+    return sorted({Path(*path.parts[:3]) for path in paths if path.parts[:2] == ("/", "tmp") and len(path.parts) > 2})
 
 
 def _check(names: Sequence[str], keep: Sequence[Path]) -> None:

@@ -414,11 +414,12 @@ def sum_parts_(parts_PN: Tensor, out_N: Tensor) -> float:
 
 
 def _either_product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    return product(a_MK, b_KN.to(a_MK.dtype), None if bias_N is None else bias_N.to(a_MK.dtype))
+    """A product in the type of `a`, for which the weights are rounded."""
+    return product(a_MK, b_KN.to(a_MK.dtype), None if bias_N is None else bias_N.to(a_MK.dtype)).to(a_MK.dtype)
 
 
 def _linear_gradients(dy_TN: Tensor, x_TK: Tensor) -> tuple[Tensor, Tensor]:
-    weight = product(dy_TN.t(), x_TK, None)
+    weight = _either_product(dy_TN.t(), x_TK)
     return weight.to(_arithmetic(weight)), column_sums(dy_TN)
 
 
