@@ -15,6 +15,7 @@ import pytest
 
 from lab import Host, Lab, LabError
 from lab.cgroups import no_cpu_controller
+from lab.lab import _own_folders
 from tests.lab.conftest import CORES, MBIT
 
 PORT = 4321
