@@ -26,8 +26,7 @@ from benchmarks.models import (
 from benchmarks.result_file import describe, print_result, write_result
 from benchmarks.rotation import rotated
 from benchmarks.summary import Spread, markdown_table, paired_ratios
-from benchmarks.texts import MRPC_FOLDER
-from fleetune.data.demo import write_demo_corpus
+from benchmarks.texts import MRPC_FOLDER, pair_settings
 from fleetune.hardware.host import usable_cores
 from fleetune.report.record import read_record
 
@@ -72,13 +71,10 @@ def resolved_options(options: argparse.Namespace) -> dict[str, object]:
 
 
 def run_settings(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    data: dict[str, Any] = {"train_file": write_demo_corpus(folder / "data").train}
-    if options.data_dir:
-        data = {"task": "mrpc", "data_dir": options.data_dir}
     return {
         "model": options.model or model_folder(options.size, folder / "model"), "cache_dir": folder / "cache",
         "max_steps": options.steps, "scale_lr": "none", "do_eval": "false", "save_strategy": "no", "report_to": "none",
-        **FLOAT32_SETTINGS, **data,
+        **FLOAT32_SETTINGS, **pair_settings(options.data_dir, folder),
     }  # fmt: skip
 
 

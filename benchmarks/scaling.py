@@ -33,8 +33,7 @@ from benchmarks.result_file import REPOSITORY, describe, print_result, write_res
 from benchmarks.rotation import rotated
 from benchmarks.scaling_rank import EXCHANGES
 from benchmarks.summary import markdown_table
-from benchmarks.texts import MRPC_FOLDER
-from fleetune.data.demo import write_demo_corpus
+from benchmarks.texts import MRPC_FOLDER, pair_settings
 from fleetune.files import write_json
 from lab import Lab
 
@@ -89,16 +88,14 @@ def resolved_options(options: argparse.Namespace) -> dict[str, object]:
 
 def run_config(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Settings of the runs, the same on all hosts."""
-    data: dict[str, Any] = {"train_file": str(write_demo_corpus(folder / "data").train)}
-    if options.data_dir:
-        data = {"task": "mrpc", "data_dir": str(options.data_dir.absolute())}
+    data = pair_settings(options.data_dir, folder)
     return {
         "model": str((options.model or model_folder(options.size, folder / "model")).absolute()),
         "cache_dir": str(folder / "cache"),
         "lr_scheduler_type": "constant",
         "do_eval": False,
         **FLOAT32_SETTINGS,
-        **data,
+        **{name: str(value) for name, value in data.items()},
     }
 
 

@@ -8,10 +8,10 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from benchmarks.result_file import REPOSITORY
-from fleetune.data.demo import Pair, paraphrase_pairs
+from fleetune.data.demo import Pair, paraphrase_pairs, write_demo_corpus
 
 Lengths = Literal["mrpc", "squad"]
 
@@ -33,6 +33,13 @@ def mrpc_pairs(path: Path) -> list[Pair]:
         Pair(sentence1=row["#1 String"], sentence2=row["#2 String"], label=label)
         for row, label in zip(rows, labels, strict=True)
     ]
+
+
+def pair_settings(mrpc_folder: Path | None, folder: Path) -> dict[str, Any]:
+    """Settings that name MRPC as the data of a run, or the example corpus, written under `folder`."""
+    if mrpc_folder:
+        return {"task": "mrpc", "data_dir": mrpc_folder.absolute()}
+    return {"train_file": write_demo_corpus(folder / "data").train}
 
 
 def example_pairs(count: int = NUM_EXAMPLE_PAIRS) -> list[Pair]:

@@ -33,11 +33,10 @@ from benchmarks.products import PRODUCTS, EncoderShape, ProductsArm
 from benchmarks.result_file import describe, print_result, shown_path, write_result
 from benchmarks.rotation import rotated
 from benchmarks.summary import Spread, markdown_table, paired_ratios
-from benchmarks.texts import MRPC_FOLDER, SQUAD_FOLDER, squad_pairs, write_pairs
+from benchmarks.texts import MRPC_FOLDER, SQUAD_FOLDER, pair_settings, squad_pairs, write_pairs
 from fleetune.comm.ranks import Ranks
 from fleetune.config import RunConfig
 from fleetune.data.batches import Indices
-from fleetune.data.demo import write_demo_corpus
 from fleetune.hardware.threads import set_threads
 from fleetune.report.record import RunRecord
 from fleetune.report.terminal import PlainTerminal
@@ -153,9 +152,7 @@ def load(config: RunConfig) -> TrainingRun:
 def data_settings(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if options.lengths == "squad":
         return {"train_file": write_pairs(folder / "data" / "train.csv", squad_pairs(options.data_dir))}
-    if options.data_dir:
-        return {"task": "mrpc", "data_dir": options.data_dir}
-    return {"train_file": write_demo_corpus(folder / "data").train}
+    return pair_settings(options.data_dir, folder)
 
 
 def data_name(options: argparse.Namespace) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 
 from fleetune.hardware import pinning
-from fleetune.hardware.host_plan import RankPart
-from fleetune.hardware.pinning import is_bound_by_launcher, plan_this_host, take_part
+from fleetune.hardware.host import read_host
+from fleetune.hardware.host_plan import RankPart, plan_host
+from fleetune.hardware.pinning import is_bound_by_launcher, plan_this_host, take_part, take_place
+from fleetune.hardware.topology import Core, read_topology
 from tests.conftest import environment
 
 ALL = frozenset(range(8))
@@ -135,6 +138,20 @@ def test_what_is_forbidden_is_a_line(kernel: Kernel, line: str) -> None:
 def test_an_unknown_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert take_part(part(memory_node=1)) == ["memory is not bound to NUMA node 1: not known how on riscv64"]
+
+
+def test_what_was_overruled_is_among_the_notices_of_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's own OMP_NUM_THREADS=1 is replaced where there are more cores, and a run has to say so."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # taking a place may set it
+    facts = dataclasses.replace(read_host(), cpu_quota=None)
+    cores = tuple(Core(cpus=(cpu,), socket=0, node=0, l2=cpu, l3=0) for cpu in range(4))
+    topology = dataclasses.replace(read_topology(), cores=cores)
+    environ = {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "x", "GOMP_CPU_AFFINITY": "0-3"}  # so that none is pinned
+    plan = plan_host(topology, facts, environ=environ, processes=2)
+    place = take_place(plan, 0)
+    assert place.part.threads == 2
+    (notice,) = place.notices
+    assert notice.startswith("OMP_NUM_THREADS=1 is torchrun's own default, not a choice: using 2 threads per rank")
 
 
 def test_this_kernel_takes_the_policy_or_says_why() -> None:

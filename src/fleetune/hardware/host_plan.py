@@ -63,6 +63,8 @@ class HostPlan:
     """What was decided, or a variable of the user's -> one line about it."""
     allocators: tuple[str, ...]
     """Names of those found on this host, beside the C library's."""
+    notices: tuple[str, ...] = ()
+    """What was overruled, a line for each: a run says it, whoever does not ask for the reasons."""
 
     def part_of(self, local_rank: int) -> RankPart:
         return next(part for part in self.parts if part.local_rank == local_rank)
@@ -144,7 +146,10 @@ def plan_host(
         _part(local_rank, share, chosen, topology, is_pinned=loose is None)
         for local_rank, share in enumerate(shares, start=bound_rank or 0)
     ]
-    return HostPlan(hostname=facts.hostname, parts=tuple(parts), reasons=reasons, allocators=tuple(allocators))
+    return HostPlan(
+        hostname=facts.hostname, parts=tuple(parts), reasons=reasons, allocators=tuple(allocators),
+        notices=() if notice is None else (notice,),
+    )  # fmt: skip
 
 
 def _part(local_rank: int, share: Share, threads: int, topology: Topology, *, is_pinned: bool) -> RankPart:

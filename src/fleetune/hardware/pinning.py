@@ -92,13 +92,13 @@ class Place:
     plan: HostPlan
     part: RankPart
     notices: tuple[str, ...]
-    """A line for each thing that this system does not allow."""
+    """A line for each thing that was overruled, or that this system does not allow."""
 
 
 def take_place(plan: HostPlan, local_rank: int) -> Place:
     """Keep this process to the part of the host that the plan gives it."""
     part = plan.part_of(local_rank)
-    return Place(plan=plan, part=part, notices=tuple(take_part(part)))
+    return Place(plan=plan, part=part, notices=(*plan.notices, *take_part(part)))
 
 
 def take_part(part: RankPart, *, system_call: SystemCall | None = None) -> list[str]:

@@ -40,9 +40,9 @@ def train(run: TrainingRun) -> None:
         while run.state.step < run.plan.total_steps:
             loss_sum, num_tokens = accumulate_gradients(run)
             # One small sum tells every rank the norm, the loss, and whether anybody was asked to stop.
-            told = [run.updates.squared_norm(), loss_sum, float(bool(request)), num_tokens]
-            told = run.ranks.start_sum(torch.tensor(told, dtype=torch.float64))().tolist()
-            squared_norm, global_loss_sum, num_stopping, global_tokens = told
+            own = [run.updates.squared_norm(), loss_sum, float(bool(request)), num_tokens]
+            sums = run.ranks.start_sum(torch.tensor(own, dtype=torch.float64))()
+            squared_norm, global_loss_sum, num_stopping, global_tokens = sums.tolist()
             learning_rate = run.plan.schedule.at(run.state.step)
             norm = run.updates.begin(learning_rate, squared_norm, run.config.max_grad_norm)
             pace.count(run, global_loss_sum, int(global_tokens))

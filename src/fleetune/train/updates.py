@@ -160,7 +160,7 @@ class LocalUpdates:
         self._parameters, self._table, self._rows_of = parameters, table, rows_of
         self._world_size, self._every, self._first_step = world_size, every, first_step
         self._touched = None if table is None else torch.zeros(len(table), dtype=torch.bool)
-        self._step, self._num_apart = 0, 0
+        self._step, self._num_apart, self._own_squared_norm = 0, 0, 0.0
 
     def expect(self, step: int) -> None:
         """The next backward is the last of the update of a step."""
@@ -170,7 +170,10 @@ class LocalUpdates:
 
     def squared_norm(self) -> float:
         """A share of the squared norm of the gradients; alone, the shares of all ranks make the mean of their own."""
-        return self._own.squared_norm() * self._world_size if self._is_alone else self._together.squared_norm()
+        if not self._is_alone:
+            return self._together.squared_norm()
+        self._own_squared_norm = self._own.squared_norm()
+        return self._own_squared_norm * self._world_size
 
     def begin(self, learning_rate: float, squared_norm: float, max_grad_norm: float) -> float:
         """Begin the update; average the weights when that is due.
@@ -181,7 +184,7 @@ class LocalUpdates:
         if not self._is_alone:
             return self._together.begin(learning_rate, squared_norm, max_grad_norm)
         self._together.settle()
-        own_norm = math.sqrt(self._own.squared_norm()) * self._world_size
+        own_norm = math.sqrt(self._own_squared_norm) * self._world_size
         self._optimizer.begin(learning_rate, own_norm, max_grad_norm, factor=self._world_size)
         self._optimizer.apply(self._own.of_stage(0))
         if self._touched is not None and self._rows_of is not None:
