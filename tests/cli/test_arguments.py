@@ -44,7 +44,7 @@ def test_every_setting_is_a_flag_with_each_of_its_names(field: dataclasses.Field
     values = {"learning_rate": "2e-5", "problem_type": "auto", "on_bad_row": "skip", "scale_lr": "sqrt",
              "lr_scheduler_type": "cosine", "eval_strategy": "no", "save_strategy": "no", "report_to": "none",
              "warmup_ratio": "0.5", "adam_beta1": "0.5", "adam_beta2": "0.5", "bf16": "auto",
-             "grad_dtype": "bfloat16"}  # fmt: skip
+             "grad_dtype": "bfloat16", "launcher": "slurm"}  # fmt: skip
     value = values.get(field.name)
     if value is None:
         value = "true" if "bool" in str(field.type) else "7"

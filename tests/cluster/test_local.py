@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import random
 import signal
 import socket
 import subprocess
@@ -16,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetune.cluster.launchers import local
-from fleetune.cluster.launchers.local import PEER_FAILED, free_port, plan_local, run_local
+from fleetune.cluster.launchers.local import PEER_FAILED, plan_local, run_local
+from fleetune.cluster.network import free_port
 from fleetune.cluster.rank import read_rank
 from fleetune.errors import ConfigError, LaunchError
 
@@ -225,7 +226,7 @@ def test_free_port_passes_over_a_taken_one(monkeypatch: pytest.MonkeyPatch) -> N
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         taken = listener.getsockname()[1]
-        monkeypatch.setattr(local.random, "sample", lambda *_: [taken, free])
+        monkeypatch.setattr(random, "sample", lambda *_: [taken, free])
         assert free_port() == free
 
 

@@ -28,6 +28,8 @@ OTHER: dict[str, Any] = {
     "resume_from_checkpoint": "auto", "save_strategy": "no", "save_steps": 13, "save_total_limit": None,
     "logging_steps": 14, "report_to": "none", "processes": 15, "threads": 16,
     "grad_dtype": "bfloat16", "local_steps": 1, "ddp_timeout": 17,
+    "hosts": ("node1", "node[2-4]"), "hostfile": Path("hosts"), "launcher": "mpirun", "num_hosts": 4,
+    "network": "10.0.0.0/8", "port_range": "29500-29510", "timeout_s": 9,
 }  # fmt: skip
 """For every setting a value that is not its default."""
 
@@ -70,7 +72,7 @@ def test_toml_is_read_back_as_it_was(config: RunConfig, tmp_path: Path) -> None:
 
 def test_toml_lists_every_setting_under_its_group() -> None:
     tables = tomllib.loads(to_toml(RunConfig(**OTHER)))
-    assert list(tables) == ["data", "model", "training", "evaluation", "output", "run"]
+    assert list(tables) == ["data", "model", "training", "evaluation", "output", "run", "cluster"]
     assert {name for table in tables.values() for name in table} == set(OTHER)
     assert tables["training"]["learning_rate"] == OTHER["learning_rate"]
     assert "# max_steps =" in to_toml(RunConfig())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -94,9 +95,9 @@ def test_two_processes_at_once_build_once(sources: Path, tmp_path: Path, compile
     first_lines = {process.stdout.readline() for process in processes if process.stdout is not None}
     (tmp_path / "go").touch()
     rest = [process.communicate(timeout=50)[0].splitlines() for process in processes]
-    assert first_lines == {
+    assert {re.sub(r"for \d+ s,", "for some s,", line) for line in first_lines} == {  # the second may start late
         "compiling the kernels for this machine, once: about half a minute\n",
-        "another process has been compiling the kernels for 0 s, of about half a minute: waiting for it\n",
+        "another process has been compiling the kernels for some s, of about half a minute: waiting for it\n",
     }
     assert gcc.compiled() == 2  # two sources
     assert rest[0][-1] == rest[1][-1]

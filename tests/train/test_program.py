@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainerState, pipeline
 
 from fleetune import RunConfig, finetune
-from fleetune.cluster.launchers.local import free_port
+from fleetune.cluster.network import free_port
 from fleetune.kernels.library import load_kernels
 from fleetune.report.record import read_record
 from tests.conftest import TinyData, Train, environment, fleetune, losses_of, read_json

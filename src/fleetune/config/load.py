@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from fleetune.config.run import GROUPS, RunConfig
 from fleetune.config.values import nearest
 from fleetune.errors import ConfigError
 
+IN_ENVIRONMENT = "env:"
 FIELD_NAMES = tuple(f.name for f in dataclasses.fields(RunConfig))
 
 
@@ -73,9 +75,13 @@ def config_from_mapping(*layers: Mapping[str, Any]) -> tuple[RunConfig, tuple[st
 def read_config_file(path: Path) -> dict[str, Any]:
     """Names and values of a TOML, YAML or JSON file; settings may stand in tables named like the groups of `--help`.
 
+    The path `env:NAME` means JSON in an environment variable: what ranks on hosts without the file are given.
+
     Raises:
         ConfigError: The file is missing, of another kind, or cannot be parsed (with the parser's place).
     """
+    if str(path).startswith(IN_ENVIRONMENT):
+        return dict(json.loads(os.environ[str(path).removeprefix(IN_ENVIRONMENT)]))
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise ConfigError(f"--config {path}: a .toml, .yaml or .json file is expected")

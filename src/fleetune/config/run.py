@@ -16,7 +16,7 @@ from typing import Any, Literal
 from fleetune.config.values import BadValue, coerce, field_types
 from fleetune.errors import ConfigError
 
-GROUPS = ("data", "model", "training", "evaluation", "output", "run")
+GROUPS = ("data", "model", "training", "evaluation", "output", "run", "cluster")
 
 
 def user_cache(environ: Mapping[str, str]) -> Path:
@@ -103,11 +103,19 @@ class RunConfig:
     logging_steps: int = setting(10, "output", "updates between two lines of the log", at_least=1)
     report_to: Literal["tensorboard", "none"] = setting("tensorboard", "output", "experiment tracker")
 
-    processes: int | None = setting(None, "run", "ranks to start on this machine; none: one, or what an outer launcher started", at_least=1)
+    processes: int | None = setting(None, "run", "ranks of each host; none: one per NUMA node, or what an outer launcher started", at_least=1)
     grad_dtype: Literal["float32", "bfloat16"] = setting("float32", "run", "what gradients cross the network in; bfloat16: half the bytes, rounded with error feedback")
     local_steps: int = setting(1, "run", "updates that a rank takes alone after warm-up, before all average their weights (post-local SGD); 1: gradients are exchanged in every update", at_least=1)
     threads: int | None = setting(None, "run", "threads of a rank; none: the usable cores shared out", at_least=1)
     ddp_timeout: int = setting(1800, "run", "seconds to wait for another rank before giving up", at_least=1)
+
+    hosts: tuple[str, ...] | None = setting(None, "cluster", "hosts to train on, separated by commas: names, ssh aliases, addresses, user@host, host:RANKS, node[1-4]; the first has model and data")
+    hostfile: Path | None = setting(None, "cluster", "file with a host a line, as in --hosts or as `host slots=RANKS`")
+    launcher: Literal["auto", "ssh", "mpirun", "slurm", "ray"] = setting("auto", "cluster", "what starts the ranks on several hosts; auto: ssh with --hosts or --hostfile")
+    num_hosts: int | None = setting(None, "cluster", "hosts to take from Slurm or Ray; with --hosts: how many must take part", at_least=1)
+    network: str | None = setting(None, "cluster", "network that the hosts talk through, as 10.0.0.0/8; none: that of the route to the first host")
+    port_range: str | None = setting(None, "cluster", "TCP ports that rank 0 may listen on, as 29500-29510; none: any free one from 20000 to 29999")
+    timeout_s: int = setting(60, "cluster", "seconds after which a host that does not answer, or a rank that does not come, ends the run", at_least=1)
     # fmt: on
 
     def __post_init__(self) -> None:

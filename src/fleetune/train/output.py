@@ -27,7 +27,7 @@ PLAN_SETTINGS = (
 
 NEUTRAL_SETTINGS = frozenset({
     *PLAN_SETTINGS, "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "threads", "ddp_timeout",
-    "cache_dir",
+    "hosts", "hostfile", "launcher", "num_hosts", "network", "port_range", "timeout_s", "cache_dir",
     "overwrite_cache", "report_to", "logging_steps", "save_strategy", "save_steps", "save_total_limit", "do_eval",
     "do_predict", "test_file", "max_predict_samples", "per_device_eval_batch_size", "eval_strategy", "eval_steps",
 })  # fmt: skip

@@ -12,11 +12,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import random
 import select
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleetune.cluster.launchers.guard import ALL_WELL
+from fleetune.cluster.network import free_port
 from fleetune.cluster.rank import RankInfo, as_environment
 from fleetune.errors import ConfigError, LaunchError, PeerError
 from fleetune.hardware.host import usable_cores
@@ -38,7 +37,6 @@ FORCED_GRACE_S = 2.0
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STOPPED = tuple(128 + signum for signum in _STOP_SIGNALS)
-_PORTS = range(20000, 30000)  # below the ephemeral range, so that no outgoing connection takes one
 _PR_SET_PDEATHSIG = 1
 _LOOK_AROUND_S = 0.05
 
@@ -130,15 +128,6 @@ def run_local(plan: LocalPlan) -> int:
     with _SignalInbox() as inbox, _Ranks() as ranks:
         ranks.start(plan)
         return _Watch(ranks, inbox).until_all_ended()
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on, and that the kernel gives to no outgoing connection."""
-    for port in random.sample(_PORTS, len(_PORTS)):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            return port
-    raise LaunchError(f"no TCP port from {_PORTS.start} to {_PORTS.stop - 1} is free on this machine")
 
 
 def _rank(rank: int, processes: int, port: int) -> RankInfo:
