@@ -28,7 +28,7 @@ BELOW: dict[str, set[str]] = {
     "config": {"errors"},
     "hardware": {"errors"},
     "report": {"errors", "files"},
-    "cluster": {"errors", "hardware"},
+    "cluster": {"errors", "config", "hardware"},
     "comm": {"errors", "hardware", "cluster", "kernels"},
     "data": {"errors", "files", "config", "hardware", "comm", "report"},
     "kernels": {"errors", "files", "config", "hardware"},

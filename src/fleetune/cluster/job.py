@@ -1,0 +1,106 @@
+"""What a run executes on every host, whatever starts it there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fleetune.config.load import IN_ENVIRONMENT
+
+SETTINGS_VARIABLE = "FLEETUNE_SETTINGS"
+"""Holds the settings of a run as JSON, for hosts that have no file of the head's."""
+
+_FORWARDED = re.compile(
+    r"(OMP|KMP|GOMP|MKL|OPENBLAS|GLOO|CCL|FI|I_MPI|DNNL|ONEDNN|TORCH|TORCHINDUCTOR|TP|HF|HUGGINGFACE|TRANSFORMERS"
+    r"|TOKENIZERS|DATASETS|ACCELERATE|WANDB|MLFLOW|TENSORBOARD|FLEETUNE|MALLOC|TCMALLOC|PYTHON|XDG)_\w+"
+    r"|PYTHON[A-Z]+|MALLOC_CONF|GLIBC_TUNABLES|LD_PRELOAD|LD_LIBRARY_PATH|USE_\w+|NO_COLOR"
+    r"|LANG|LC_\w+|(http|https|no|all)_proxy|(HTTP|HTTPS|NO|ALL)_PROXY"
+)
+_OF_ONE_HOST = re.compile(
+    r"XDG_(RUNTIME_DIR|SESSION_\w+|SEAT|VTNR|DATA_DIRS|CONFIG_DIRS)|FLEETUNE_LAUNCHER|TORCHELASTIC_\w+"
+)
+_SECRET = re.compile(
+    r"TOKEN(?!IZERS)|SECRET|PASSWORD|PASSWD|CREDENTIAL|_KEY|APIKEY|(http|https|all)_proxy", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One command for every rank, and how the ranks meet."""
+
+    command: tuple[str, ...]
+    """Program and arguments of every rank."""
+    environ: Mapping[str, str] = field(repr=False)
+    """Variables that every rank gets, beside those of its host; not shown, since they may hold secrets."""
+    cwd: Path
+    """Working folder on every host that has it."""
+    processes: int | None = None
+    """Ranks of each host; None for what the host file or the host's plan says."""
+    threads: int | None = None
+    """Threads of each rank; None for what the host's plan says."""
+    network: str | None = None
+    """Network that the hosts talk through, as 10.0.0.0/8; None for that of the route."""
+    port_range: str | None = None
+    """Ports that rank 0 may listen on, as 29500-29510."""
+    timeout_s: int = 60
+    """Seconds after which a host that does not answer ends the run."""
+
+    def shown_environ(self) -> dict[str, str]:
+        """The variables with secrets left out, for people to read."""
+        return shown(self.environ)
+
+
+def train_job(command: str, settings: Mapping[str, Any], environ: Mapping[str, str], **how: Any) -> Job:
+    """A command of fleetune as ranks.
+
+    Args:
+        command: `train`, `evaluate` or `predict`.
+        settings: What `RunConfig.to_dict` gives; travels in a variable, since hosts may share no files.
+        environ: The user's environment.
+        how: Fields of `Job`.
+    """
+    words = (sys.executable, "-m", "fleetune", command, "--config", f"{IN_ENVIRONMENT}{SETTINGS_VARIABLE}")
+    return Job(
+        command=words, environ=forwarded(environ) | {SETTINGS_VARIABLE: json.dumps(settings)}, cwd=Path.cwd(), **how
+    )
+
+
+def script_job(words: Sequence[str], environ: Mapping[str, str], **how: Any) -> Job:
+    """A script of the user's as ranks: `script.py ...` or `-m module ...` is run by this Python, all else as it is.
+
+    Args:
+        words: The script and its arguments.
+        environ: The user's environment.
+        how: Fields of `Job`.
+    """
+    is_python = words[0] == "-m" or words[0].endswith(".py")
+    return Job(
+        command=((sys.executable, *words) if is_python else tuple(words)), environ=forwarded(environ), cwd=Path.cwd(),
+        **how,
+    )  # fmt: skip
+
+
+def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those variables of the user's that count on other hosts, too: of libraries, not of this session."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if _FORWARDED.fullmatch(name) and not _OF_ONE_HOST.fullmatch(name) and value
+    }
+
+
+def shown(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables for people to read: secrets are not."""
+    return {name: "(not shown)" if _SECRET.search(name) else value for name, value in environ.items()}
+
+
+def as_words(environ: Mapping[str, str], command: Sequence[str]) -> str:
+    """What one would type: variables, then the command; secrets left out."""
+    settings = [f"{name}={shlex.quote(value)}" for name, value in shown(environ).items()]
+    return " ".join([*settings, shlex.join(command)])
