@@ -324,8 +324,8 @@ def test_killed_rank_is_told_in_words(launch: Launch) -> None:
     status, said = run.end()
     assert status == 137
     assert said == (
-        "fleetune: rank 1 was killed by SIGKILL: often the kernel's out-of-memory killer; "
-        "free memory or use fewer processes\n"
+        "fleetune: rank 1 was killed by SIGKILL: not by the kernel for memory; by a user, a scheduler or a daemon such "
+        "as systemd-oomd\n"
     )
     wait_until_gone(*pids)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fleetune.config import RunConfig, config_from_mapping, read_config_file, settings_file, to_toml
+from fleetune.config import RunConfig, config_from_mapping, read_config_file, to_toml
 from fleetune.errors import ConfigError
 
 OTHER: dict[str, Any] = {
@@ -79,11 +79,13 @@ def test_toml_lists_every_setting_under_its_group() -> None:
 
 
 @pytest.mark.parametrize("config", [RunConfig(), RunConfig(**OTHER)], ids=["defaults", "all other"])
-def test_ranks_read_what_the_launcher_wrote(config: RunConfig) -> None:
-    with settings_file(config) as path:
-        assert read(path) == config
-    assert not path.exists()
-    assert not path.parent.exists()
+def test_ranks_read_their_settings_from_a_variable(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SETTINGS", json.dumps(config.to_dict()))
+    assert read(Path("env:SETTINGS")) == config
+
+
+def test_a_variable_that_is_not_there() -> None:
+    assert problem_of(Path("env:NO_SUCH_SETTINGS")) == "--config env:NO_SUCH_SETTINGS: no such environment variable"
 
 
 TOML = """

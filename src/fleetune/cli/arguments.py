@@ -64,6 +64,20 @@ def make_parser(command: str, description: str, fields: Collection[str] = FIELD_
     return parser
 
 
+CLUSTER = frozenset(f.name for f in dataclasses.fields(RunConfig) if f.metadata["group"] == "cluster")
+"""Settings that say where ranks are started."""
+
+
+def add_dry_run(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Give a command that starts ranks its flag `--dry_run`."""
+    parser.add_argument(
+        *_spellings("dry_run"),
+        action="store_true",
+        help="print what would be started on which host, and touch nothing",
+    )
+    return parser
+
+
 _METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME", tuple: "NAMES"}
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetune.cli.arguments import Parsed
+from fleetune.cli.arguments import CLUSTER, Parsed
 from fleetune.cluster.rank import RankInfo, read_rank
 from fleetune.cluster.start import plan_ranks, start_ranks
-from fleetune.config import RunConfig, settings_file
+from fleetune.config import RunConfig
 from fleetune.errors import ConfigError
 from fleetune.hardware.pinning import Place, take_place
 from fleetune.report.record import read_record
@@ -28,7 +28,8 @@ READING = frozenset({
 """Settings of the run that also hold for new data."""
 
 RUNNING = frozenset({
-    "overwrite_cache", "model_revision", "per_device_eval_batch_size", "bf16", "processes", "threads", "ddp_timeout"
+    "overwrite_cache", "model_revision", "per_device_eval_batch_size", "bf16", "processes", "threads", "ddp_timeout",
+    *CLUSTER,
 })  # fmt: skip
 EVALUATING = SOURCE | READING | RUNNING | {"max_eval_samples"}
 PREDICTING = READING - {"label_column_name", "problem_type"} | RUNNING | {"max_predict_samples"}
@@ -69,7 +70,7 @@ def run_ranks(
 
     Args:
         command: Name of the command.
-        parsed: The command line; every rank reads its settings from a file.
+        parsed: The command line; every rank gets its settings.
         words: The command's own arguments, for the ranks.
         be_rank: The work of one rank.
 
@@ -77,9 +78,7 @@ def run_ranks(
         The exit status.
     """
     config = parsed.config
-    with settings_file(config) as path:
-        arguments = [command, *words, "--config", str(path)]
-        status = start_ranks(arguments, processes=config.processes, threads=config.threads)
+    status = start_ranks([command, *words], config, dry_run=parsed.extra.get("dry_run", False))
     if status is not None:
         return status
     info = read_rank(os.environ)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleetune.cli.arguments import make_parser, parse, tell_notices
+from fleetune.cli.arguments import add_dry_run, make_parser, parse, tell_notices
 from fleetune.cli.asking import EVALUATING, check_output, model_to_ask, of_finished_run, run_ranks
 from fleetune.cluster.rank import RankInfo
 from fleetune.config.run import check_source
@@ -18,10 +18,10 @@ the run's record."""
 
 def run(words: Sequence[str]) -> int:
     """Evaluate, on this process or on ranks started for it."""
-    parser = make_parser("evaluate", DESCRIPTION, EVALUATING)
+    parser = add_dry_run(make_parser("evaluate", DESCRIPTION, EVALUATING))
     parser.add_argument("model_folder", help="output folder of a run, or any folder of a classifier")
     parser.add_argument("--output", metavar="FILE", help="write the metrics to this JSON file too")
-    parsed = parse(parser, words, ("model_folder", "output"), of_finished_run, model_to_ask)
+    parsed = parse(parser, words, ("model_folder", "output", "dry_run"), of_finished_run, model_to_ask)
     problems = check_source(parsed.config, needs_train=False)
     if problems:
         raise ConfigError(problems)

@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "fine-tune an encoder on a task or on your own files",
     "evaluate": "metrics of a finished run, or of any classifier, on labelled data",
     "predict": "predictions for a file of texts",
+    "launch": "run any training script as ranks, here or on several hosts",
     "plan": "what a run would make of this host: ranks, threads, cores, memory, and why",
     "demo": "fine-tune the built-in example from start to finish",
     "build-kernels": "compile ahead what the first run compiles otherwise",

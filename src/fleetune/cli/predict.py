@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleetune.cli.arguments import make_parser, parse, tell_notices
+from fleetune.cli.arguments import add_dry_run, make_parser, parse, tell_notices
 from fleetune.cli.asking import PREDICTING, check_output, model_to_ask, of_finished_run, run_ranks
 from fleetune.cluster.rank import RankInfo
 from fleetune.errors import ConfigError
@@ -16,11 +16,11 @@ DESCRIPTION = """Predictions of a finished run for a file of texts, in the file'
 
 def run(words: Sequence[str]) -> int:
     """Predict, on this process or on ranks started for it."""
-    parser = make_parser("predict", DESCRIPTION, PREDICTING)
+    parser = add_dry_run(make_parser("predict", DESCRIPTION, PREDICTING))
     parser.add_argument("model_folder", help="output folder of a run, or any folder of a classifier")
     parser.add_argument("--input", metavar="FILE", required=True, help="tsv, csv, json, jsonl or parquet file of texts")
     parser.add_argument("--output", metavar="FILE", required=True, help="JSONL file for the predictions")
-    parsed = parse(parser, words, ("model_folder", "input", "output"), of_finished_run, model_to_ask)
+    parsed = parse(parser, words, ("model_folder", "input", "output", "dry_run"), of_finished_run, model_to_ask)
     source, output = Path(parsed.extra["input"]), Path(parsed.extra["output"])
     if not source.is_file():
         raise ConfigError(f"--input {source}: there is no such file")

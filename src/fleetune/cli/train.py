@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
-from fleetune.cli.arguments import make_parser, parse, tell_notices
+from fleetune.cli.arguments import add_dry_run, make_parser, parse, tell_notices
 from fleetune.cluster.rank import read_rank
-from fleetune.cluster.start import plan_ranks, start_ranks
-from fleetune.config import RunConfig, settings_file
+from fleetune.cluster.start import LOG_FOLDER, plan_ranks, start_ranks, starts_elsewhere
+from fleetune.config import RunConfig
 from fleetune.hardware.pinning import take_place
 
 DESCRIPTION = """Fine-tune an encoder for classification or regression of texts. The names of the settings are those of
@@ -17,22 +18,27 @@ transformers' run_glue.py, run_classification.py and TrainingArguments."""
 
 def run(words: Sequence[str]) -> int:
     """Train, on this process or on ranks started for it."""
-    parsed = parse(make_parser("train", DESCRIPTION), words)
+    parsed = parse(add_dry_run(make_parser("train", DESCRIPTION)), words, ("dry_run",))
     tell_notices(parsed)
-    return train(parsed.config)
+    return train(parsed.config, dry_run=parsed.extra.get("dry_run", False))
 
 
-def train(config: RunConfig) -> int:
+def train(config: RunConfig, *, dry_run: bool = False) -> int:
     """Train as the settings say.
+
+    Args:
+        config: The settings.
+        dry_run: Print what would be started, and touch nothing.
 
     Returns:
         The exit status.
     """
     from fleetune.train.checks import check_before_start
 
-    check_before_start(config)
-    with settings_file(config) as path:
-        status = start_ranks(["train", "--config", str(path)], processes=config.processes, threads=config.threads)
+    if not starts_elsewhere(config):
+        check_before_start(config)
+    log_dir = (config.output_dir or Path()) / LOG_FOLDER
+    status = start_ranks(["train"], config, log_dir=log_dir, dry_run=dry_run)
     return be_rank(config) if status is None else status
 
 

@@ -56,18 +56,18 @@ class Job:
         return shown(self.environ)
 
 
-def train_job(command: str, settings: Mapping[str, Any], environ: Mapping[str, str], **how: Any) -> Job:
+def fleetune_job(words: Sequence[str], settings: Mapping[str, Any], environ: Mapping[str, str], **how: Any) -> Job:
     """A command of fleetune as ranks.
 
     Args:
-        command: `train`, `evaluate` or `predict`.
+        words: `train`, `evaluate` or `predict`, and its own arguments.
         settings: What `RunConfig.to_dict` gives; travels in a variable, since hosts may share no files.
         environ: The user's environment.
         how: Fields of `Job`.
     """
-    words = (sys.executable, "-m", "fleetune", command, "--config", f"{IN_ENVIRONMENT}{SETTINGS_VARIABLE}")
+    command = (sys.executable, "-m", "fleetune", *words, "--config", f"{IN_ENVIRONMENT}{SETTINGS_VARIABLE}")
     return Job(
-        command=words, environ=forwarded(environ) | {SETTINGS_VARIABLE: json.dumps(settings)}, cwd=Path.cwd(), **how
+        command=command, environ=forwarded(environ) | {SETTINGS_VARIABLE: json.dumps(settings)}, cwd=Path.cwd(), **how
     )
 
 

@@ -31,11 +31,16 @@ class RankInfo:
     local_world_size: int
     """Count of ranks on this host."""
     launcher: str
-    """Who started the ranks: local, torchrun, openmpi, pmi, slurm, pmix, or env for hand-set variables."""
+    """Who started the ranks: local, ssh, torchrun, openmpi, pmi, slurm, pmix, or env for hand-set variables."""
     main_address: str
     """Address of rank 0's host."""
     main_port: int
     """TCP port at which rank 0 listens for the others."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether fleetune started it: then variables are from the plan, and who launches says what happens."""
+        return self.launcher in OWN_LAUNCHERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +104,7 @@ DIALECTS = (
     ),
 )
 
+OWN_LAUNCHERS = ("local", "ssh")
 _LOOPBACK = ("localhost", "::1", "ip6-localhost")
 
 

@@ -1,38 +1,163 @@
-"""Whether this process is a rank, or the one that starts the ranks."""
+"""Whether this process is a rank, or the one that starts the ranks: here, or on several hosts."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+from fleetune.cluster.hosts import Host, parse_hosts, read_hostfile, resolve
+from fleetune.cluster.job import Job, fleetune_job
 from fleetune.cluster.launchers.local import plan_local, run_local
+from fleetune.cluster.launchers.ssh import plan_ssh, run_ssh
 from fleetune.cluster.rank import RankInfo, rank_variable, read_rank
+from fleetune.config import RunConfig
 from fleetune.errors import ConfigError
 from fleetune.hardware.host_plan import HostPlan
 from fleetune.hardware.pinning import plan_this_host
 
+LOG_FOLDER = "logs"
+"""Name of the folder that what ranks say is kept in."""
 
-def start_ranks(arguments: Sequence[str], *, processes: int | None, threads: int | None) -> int | None:
-    """Start the ranks of a run on this machine and wait for them, where that is asked for.
+
+def start_ranks(
+    words: Sequence[str], config: RunConfig, *, log_dir: Path = Path(LOG_FOLDER), dry_run: bool = False
+) -> int | None:
+    """Start the ranks of a command and wait for them, where the settings ask for several.
 
     Args:
-        arguments: Of `python -m fleetune`, the same for every rank.
-        processes: Ranks that the settings ask for; None for what the host plan or an outer launcher says.
-        threads: Threads of each rank; None for what the host plan says.
+        words: The command of fleetune, and its own arguments: the same for every rank.
+        config: The settings: ranks get them, too.
+        log_dir: Where what the ranks of several hosts say is kept.
+        dry_run: Print what would be run, and touch nothing.
 
     Returns:
         Exit status of the ranks; None when this process itself is a rank, or the only one needed.
 
     Raises:
-        ConfigError: An outer launcher started another number of ranks than the settings ask for.
+        ConfigError: Hosts cannot be used, or an outer launcher started another number of ranks than asked for.
+        LaunchError: A host cannot take part.
     """
-    plan = plan_ranks(read_rank(os.environ), processes=processes, threads=threads)
-    if read_rank(os.environ) is not None or len(plan.parts) == 1:
+    info = read_rank(os.environ)
+    if info is not None:
+        check_processes(config.processes, info)
         return None
-    command = [sys.executable, "-m", "fleetune", *arguments]
-    num_threads = plan.parts[0].threads
-    return run_local(plan_local(command, processes=len(plan.parts), threads=num_threads, environ=os.environ))
+    job = fleetune_job(words, config.to_dict(), os.environ, **_of_job(config))
+    if wants_hosts(config):
+        return start_on_hosts(job, config, log_dir=log_dir, dry_run=dry_run)
+    if len(plan_ranks(None, processes=job.processes, threads=job.threads).parts) > 1:
+        return start_here(job, dry_run=dry_run)
+    if dry_run:
+        print("this process is the only rank: nothing else would be started")
+        return 0
+    return None
+
+
+def start_script(job: Job, config: RunConfig, *, log_dir: Path, dry_run: bool) -> int:
+    """Start a user's script as ranks, and wait for them.
+
+    Args:
+        job: Of the script.
+        config: Says where.
+        log_dir: Where what the ranks of several hosts say is kept.
+        dry_run: Print what would be run, and touch nothing.
+
+    Returns:
+        Exit status of the ranks.
+
+    Raises:
+        ConfigError: Hosts cannot be used.
+        LaunchError: A host cannot take part.
+    """
+    if wants_hosts(config):
+        return start_on_hosts(job, config, log_dir=log_dir, dry_run=dry_run)
+    return start_here(job, dry_run=dry_run)
+
+
+def start_here(job: Job, *, dry_run: bool) -> int:
+    """The ranks of a job on this machine."""
+    plan = plan_ranks(None, processes=job.processes, threads=job.threads)
+    local = plan_local(
+        job.command,
+        processes=len(plan.parts),
+        threads=plan.parts[0].threads,
+        environ={**os.environ, **job.environ},
+    )
+    if dry_run:
+        print(local)
+        return 0
+    return run_local(local)
+
+
+def start_on_hosts(job: Job, config: RunConfig, *, log_dir: Path, dry_run: bool) -> int:
+    """The ranks of a job on several hosts, by the launcher that the settings name."""
+    return LAUNCHERS[chosen_launcher(config)](job, config, log_dir, dry_run)
+
+
+def _with_ssh(job: Job, config: RunConfig, log_dir: Path, dry_run: bool) -> int:
+    plan = plan_ssh(job, hosts_of(config), log_dir)
+    if dry_run:
+        print(plan)
+        return 0
+    return run_ssh(plan)
+
+
+Launcher = Callable[[Job, RunConfig, Path, bool], int]
+"""(job, settings, folder for logs, whether only to print) -> exit status."""
+LAUNCHERS: dict[str, Launcher] = {"ssh": _with_ssh}
+
+
+# ---- what the settings ask for
+
+
+def wants_hosts(config: RunConfig) -> bool:
+    """Whether the settings ask for other hosts than this one."""
+    return config.hosts is not None or config.hostfile is not None or config.launcher != "auto"
+
+
+def starts_elsewhere(config: RunConfig) -> bool:
+    """Whether rank 0, which has model and data, is on another host than this one."""
+    if not wants_hosts(config) or chosen_launcher(config) not in ("ssh", "mpirun"):
+        return False
+    return not hosts_of(config)[0].is_here
+
+
+def chosen_launcher(config: RunConfig) -> str:
+    """What starts the ranks.
+
+    Raises:
+        ConfigError: It needs hosts, and none are named.
+    """
+    launcher = "ssh" if config.launcher == "auto" else config.launcher
+    if launcher in ("ssh", "mpirun") and config.hosts is None and config.hostfile is None:
+        raise ConfigError(f"--launcher {launcher}: on which hosts? Give --hosts or --hostfile")
+    return launcher
+
+
+def hosts_of(config: RunConfig) -> tuple[Host, ...]:
+    """The hosts that the settings name, this machine found among them; the first has rank 0.
+
+    Raises:
+        ConfigError: They name none, one twice, or names that mean nothing.
+    """
+    if config.hosts is not None and config.hostfile is not None:
+        raise ConfigError("--hosts and --hostfile: give one")
+    if config.hosts is not None:
+        hosts = parse_hosts(config.hosts)
+    else:
+        assert config.hostfile is not None
+        hosts = read_hostfile(config.hostfile)
+    if config.num_hosts is not None and config.num_hosts != len(hosts):
+        raise ConfigError(f"--num_hosts {config.num_hosts}: {len(hosts)} hosts are named")
+    return resolve(hosts)
+
+
+def _of_job(config: RunConfig) -> dict[str, object]:
+    names = ("processes", "threads", "network", "port_range", "timeout_s")
+    return {name: getattr(config, name) for name in names}
+
+
+# ---- this host's plan
 
 
 def plan_ranks(info: RankInfo | None, *, processes: int | None, threads: int | None) -> HostPlan:
@@ -40,7 +165,7 @@ def plan_ranks(info: RankInfo | None, *, processes: int | None, threads: int | N
 
     Args:
         info: Which rank this process is, if it is one.
-        processes: Ranks that the settings ask for.
+        processes: Ranks of each host that the settings ask for.
         threads: Threads of each that the settings ask for.
 
     Raises:
@@ -64,5 +189,7 @@ def check_processes(processes: int | None, info: RankInfo) -> None:
     Raises:
         ConfigError: They do.
     """
-    if processes is not None and processes != info.world_size:
-        raise ConfigError(f"--processes {processes}: {info.launcher} started {info.world_size} ranks; leave it out")
+    if processes is not None and processes != info.local_world_size and not info.is_ours:
+        raise ConfigError(
+            f"--processes {processes}: {info.launcher} started {info.local_world_size} ranks on this host; leave it out"
+        )

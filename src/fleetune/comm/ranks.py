@@ -44,7 +44,7 @@ class Ranks:
         self.rank = 0 if info is None else info.rank
         self.world_size = 1 if info is None else info.world_size
         self.local_world_size = 1 if info is None else info.local_world_size
-        self.has_own_launcher = info is not None and info.launcher == "local"
+        self.has_own_launcher = info is not None and info.is_ours
         self._store = store
         self._num_turns = self._num_syncs = 0
 

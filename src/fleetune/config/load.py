@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +79,9 @@ def read_config_file(path: Path) -> dict[str, Any]:
         ConfigError: The file is missing, of another kind, or cannot be parsed (with the parser's place).
     """
     if str(path).startswith(IN_ENVIRONMENT):
-        return dict(json.loads(os.environ[str(path).removeprefix(IN_ENVIRONMENT)]))
+        if (text := os.environ.get(str(path).removeprefix(IN_ENVIRONMENT))) is None:
+            raise ConfigError(f"--config {path}: no such environment variable")
+        return dict(json.loads(text))
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise ConfigError(f"--config {path}: a .toml, .yaml or .json file is expected")
@@ -111,15 +111,6 @@ def to_toml(config: RunConfig) -> str:
                 text = json.dumps(value, ensure_ascii=False)  # TOML has no escapes for halves of a character
                 lines.append(f"# {field.name} =" if value is None else f"{field.name} = {text}")
     return "\n".join(lines) + "\n"
-
-
-@contextmanager
-def settings_file(config: RunConfig) -> Iterator[Path]:
-    """The settings in a temporary file that ranks read with `--config`."""
-    with tempfile.TemporaryDirectory(prefix="fleetune-") as folder:
-        path = Path(folder) / "run.json"
-        path.write_text(json.dumps(config.to_dict()))
-        yield path
 
 
 def _flatten(content: dict[str, Any], path: Path) -> dict[str, Any]:

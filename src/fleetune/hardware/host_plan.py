@@ -271,7 +271,7 @@ def _who_chose(environ: Mapping[str, str], *, is_asked: bool) -> str | None:
     told = environ.get("OMP_NUM_THREADS", "").strip()
     if is_asked:
         return ", as --threads says"
-    if told and environ.get("FLEETUNE_LAUNCHER") != "local":  # our own launcher sets it, from this very plan
+    if told and environ.get("FLEETUNE_LAUNCHER") not in ("local", "ssh"):  # ours set it, from this plan
         return f", as OMP_NUM_THREADS={told} says"
     return None
 

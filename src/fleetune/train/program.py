@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from fleetune.cluster.rank import RankInfo, read_rank
-from fleetune.cluster.start import start_ranks
+from fleetune.cluster.start import LOG_FOLDER, start_ranks, starts_elsewhere
 from fleetune.comm.ranks import Ranks, joined_ranks
-from fleetune.config import RunConfig, settings_file
+from fleetune.config import RunConfig
 from fleetune.config.values import nearest
 from fleetune.data.loading import load_data
 from fleetune.data.tasks import Task
@@ -50,7 +50,7 @@ from fleetune.train.tracker import open_tracker
 
 
 def finetune(config: RunConfig) -> RunRecord:
-    """Fine-tune a model as the settings say, on one or several processes of this machine.
+    """Fine-tune a model as the settings say, on one or several processes, of this machine or of several hosts.
 
     Under an outer launcher (torchrun, mpirun, srun) this process is one rank, and all of them call this function.
 
@@ -62,12 +62,12 @@ def finetune(config: RunConfig) -> RunRecord:
             With several processes, what a rank finds comes as a `LaunchError`; the rank prints the reason.
         Stopped: A signal asked the run to stop; it has been saved.
     """
-    check_before_start(config)
-    with settings_file(config) as path:
-        status = start_ranks(["train", "--config", str(path)], processes=config.processes, threads=config.threads)
+    if not starts_elsewhere(config):
+        check_before_start(config)
+    assert config.output_dir is not None
+    status = start_ranks(["train"], config, log_dir=config.output_dir / LOG_FOLDER)
     if status is None:
         return run_rank(config, read_rank(os.environ))
-    assert config.output_dir is not None
     record = read_record(config.output_dir)
     if status != 0 or record is None:
         raise LaunchError(f"the ranks ended with exit status {status}")

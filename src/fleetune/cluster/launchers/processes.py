@@ -28,7 +28,7 @@ _PR_SET_PDEATHSIG = 1
 _LONGEST_LINE = 1 << 20
 _OUTPUT_GRACE_S = 1.0
 _OFTEN: dict[int, str] = {
-    signal.SIGKILL: "not by the kernel for memory, but by somebody: a user, a scheduler, a daemon such as systemd-oomd",
+    signal.SIGKILL: "not by the kernel for memory; by a user, a scheduler or a daemon such as systemd-oomd",
     signal.SIGBUS: "often a full /dev/shm or disk under a memory-mapped file; `df -h` shows it",
     signal.SIGILL: "often a library built for a newer CPU than this one; reinstall it on this machine",
     signal.SIGSEGV: "a crash in native code; run again with PYTHONFAULTHANDLER=1 to see where",
@@ -116,7 +116,7 @@ class RankProcesses:
                 stdout=stream,
                 stderr=stream,
                 start_new_session=True,
-                preexec_fn=_end_with_parent(),
+                preexec_fn=end_with_parent(),
             )
         self._processes.append(process)
         self._tell_guard(str(process.pid))
@@ -254,7 +254,7 @@ def _ignore_stops() -> None:
         signal.signal(signum, signal.SIG_IGN)
 
 
-def _end_with_parent() -> Callable[[], None]:
+def end_with_parent() -> Callable[[], None]:
     """What a rank does before it becomes its command: ask the kernel to be killed when the launcher dies.
 
     SIGKILL, since a launcher that could still say something would have passed a signal on; checkpoints are

@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LOOK_AROUND_S = 0.05
@@ -65,3 +65,21 @@ class SignalInbox:
                 pass
         received, self._received = self._received, []
         return [signum for signum in received if signum != signal.SIGCHLD]
+
+
+@contextlib.contextmanager
+def stop_signals_to(put: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Hand signals that ask to stop to a function, which must not block; those that are ignored stay so.
+
+    Outside the main thread, where Python allows no handlers, nothing happens.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = [signum for signum in STOP_SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
+    before = {signum: signal.signal(signum, lambda number, _: put(signal.Signals(number))) for signum in heard}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

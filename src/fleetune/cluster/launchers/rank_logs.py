@@ -1,0 +1,55 @@
+"""What ranks of several hosts say: all of it in files, rank 0's on the terminal."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import re
+import sys
+from pathlib import Path
+from typing import IO
+
+_TAIL = 12
+
+
+class RankLogs:
+    """`<host>.<rank>.log` of each rank in a folder, made when a rank says its first word.
+
+    Args:
+        folder: Of the files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files: dict[str, IO[str]] = {}
+        self._last: dict[int, collections.deque[str]] = {}
+
+    def take(self, host: str, rank: int, stream: str, line: str) -> None:
+        """Write a rank's line to its file, and rank 0's to the terminal too."""
+        if rank == 0:
+            with contextlib.suppress(OSError, ValueError):  # the terminal may be the thing that was closed
+                print(line, file=sys.stdout if stream == "out" else sys.stderr, flush=True)
+        if stream == "err":
+            self._last.setdefault(rank, collections.deque(maxlen=_TAIL)).append(line)
+        with contextlib.suppress(OSError):  # a full disk here is no reason to end the run: rank 0 will say so
+            print(line, file=self._open(host, rank), flush=True)
+
+    def path(self, host: str, rank: int) -> Path:
+        """The file of a rank."""
+        return self.folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', host)}.{rank}.log"
+
+    def last_words(self, rank: int) -> list[str]:
+        """The last lines of a rank's standard error that were not on the terminal."""
+        return [] if rank == 0 else list(self._last.get(rank, ()))
+
+    def close(self) -> None:
+        for file in self._files.values():
+            with contextlib.suppress(OSError):
+                file.close()
+
+    def _open(self, host: str, rank: int) -> IO[str]:
+        path = self.path(host, rank)
+        if path.name not in self._files:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._files[path.name] = path.open("w", encoding="utf-8")
+        return self._files[path.name]
