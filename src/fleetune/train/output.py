@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleetune.cluster.start import LOG_FOLDER
 from fleetune.config import RunConfig
 from fleetune.errors import OutputError
 from fleetune.files import disk_errors
@@ -57,7 +58,7 @@ class Occupant:
 
 def look_into(folder: Path) -> Occupant:
     """Find out what an output folder holds."""
-    names = {p.name for p in folder.iterdir()} - {LOCK_FILE} if folder.is_dir() else set()
+    names = {p.name for p in folder.iterdir()} - {LOCK_FILE, LOG_FOLDER} if folder.is_dir() else set()
     if not names:
         return Occupant(kind="empty")
     record = read_record(folder)

@@ -129,6 +129,8 @@ class Head:
             ranks: Host -> variables of each of its ranks.
         """
         for name, connection in self._connections.items():
+            for variables in ranks[name]:
+                self._logs.begin(name, int(variables["RANK"]))
             connection.tell({"do": "start", "command": self._job.command, "ranks": ranks[name]})
 
     def _ask(self, messages: Mapping[str, Message], answer: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ _TAIL = 12
 
 
 class RankLogs:
-    """`<host>.<rank>.log` of each rank in a folder, made when a rank says its first word.
+    """`<host>.<rank>.log` of each rank in a folder.
 
     Args:
         folder: Of the files.
@@ -23,6 +23,11 @@ class RankLogs:
         self.folder = folder
         self._files: dict[str, IO[str]] = {}
         self._last: dict[int, collections.deque[str]] = {}
+
+    def begin(self, host: str, rank: int) -> None:
+        """Make a rank's file, which may stay empty."""
+        with contextlib.suppress(OSError):
+            self._open(host, rank)
 
     def take(self, host: str, rank: int, stream: str, line: str) -> None:
         """Write a rank's line to its file, and rank 0's to the terminal too."""
