@@ -36,7 +36,7 @@ def test_settings_of_training_are_taken(capsys: pytest.CaptureFixture[str]) -> N
     assert main.run(["plan", "--model", "x", "--train_file", "none.csv", "--processes", "3", "--threads", "2"]) == 0
     told = capsys.readouterr().out
     assert [line.split()[0] for line in told.splitlines()[1:4]] == ["0", "1", "2"]
-    assert "threads    2 a rank, as --threads says\n" in told
+    assert "threads        2 a rank, as --threads says\n" in told
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_launcher_decides_the_ranks_and_one_speaks(
 ) -> None:
     launched(monkeypatch, 0)
     assert main.run(["plan"]) == 0
-    assert "ranks      2, as the settings or the launcher say\n" in capsys.readouterr().out
+    assert "ranks          2, as the settings or the launcher say\n" in capsys.readouterr().out
     launched(monkeypatch, 1)
     assert main.run(["plan"]) == 0
     assert capsys.readouterr() == ("", "")
@@ -92,3 +92,14 @@ def test_it_imports_nothing_heavy() -> None:
         "assert not {'torch', 'numpy', 'transformers'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=60, env=environment())
+
+
+def test_what_follows_from_the_ranks_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--processes", "3", "--learning_rate", "1e-5", "--gradient_accumulation_steps", "2", "--bf16", "auto"]
+    assert main.run(["plan", *words]) == 0
+    told = capsys.readouterr().out.splitlines()[-3:]
+    assert told == [
+        "arithmetic     bfloat16 where the CPU has units for it and a probe of the model's layers finds it faster",
+        "global batch   96 examples = 3 processes x 16 x 2 accumulation steps",
+        "learning rate  1e-05 x 3 (--scale_lr linear, 3 processes) = 3e-05, linear",
+    ]

@@ -478,3 +478,14 @@ def test_nothing_is_left_when_an_ssh_connection_is_lost(loop: Callable[..., Run]
     status, lines = run.end()
     assert status == 1
     assert lines[-1].startswith("fleetune: node3: lost: ")
+
+
+def test_the_plan_of_all_hosts(launch: Callable[..., Run]) -> None:
+    run = launch("plan", "--hosts", "node1,node2:2,node3", "--threads", "1")
+    status, lines = run.end()
+    assert status == 0
+    assert [line.split()[:2] for line in lines[1:5]] == [["0", "node1"], ["1", "node2"], ["2", "node2"], ["3", "node3"]]
+    assert lines[-2:] == [
+        "global batch   64 examples = 4 processes x 16",
+        "learning rate  2e-05 x 4 (--scale_lr linear, 4 processes) = 8e-05, linear",
+    ]

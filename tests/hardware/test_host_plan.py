@@ -12,7 +12,7 @@ import pytest
 
 from fleetune.errors import ConfigError
 from fleetune.hardware.host import read_host
-from fleetune.hardware.host_plan import HostPlan, plan_host
+from fleetune.hardware.host_plan import HostPlan, plan_host, plan_lines
 from fleetune.hardware.topology import format_cpu_list, read_topology
 from tests.hardware import machines
 from tests.hardware.machines import Machine
@@ -291,3 +291,14 @@ def test_the_plan_as_text(plan: Any) -> None:
 def test_the_plan_fits_into_a_record(plan: Any) -> None:
     told = json.loads(json.dumps(plan(machines.TWO_SOCKETS_C6I).to_dict()))
     assert told["parts"][1]["memory_node"] == 1
+
+
+def test_the_plan_of_several_hosts_numbers_ranks_through_and_says_what_differs(plan: Any) -> None:
+    here, there = plan(machines.TWO_SOCKETS_C6I), plan(machines.TWO_SOCKETS_C6I, threads=3)
+    lines = plan_lines({"a": here, "b": HostPlan.from_dict(json.loads(json.dumps(there.to_dict())))}, [("more", "x")])
+    assert [line.split()[:2] for line in lines[1:5]] == [["0", "a"], ["1", "a"], ["2", "b"], ["3", "b"]]
+    told = [line.split(maxsplit=1) for line in lines[lines.index("") + 1 :]]
+    threads = [text for topic, text in told if topic == "threads"]
+    assert threads == [f"{here.reasons['threads']} (a)", f"{there.reasons['threads']} (b)"]
+    assert [text for topic, text in told if topic == "cores"] == [here.reasons["cores"]]
+    assert told[-1] == ["more", "x"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from fleetune.cluster.hosts import Host, parse_hosts, read_hostfile, resolve
 from fleetune.cluster.job import Job, fleetune_job
 from fleetune.cluster.launchers.local import plan_local, run_local
-from fleetune.cluster.launchers.ssh import plan_ssh, run_ssh
+from fleetune.cluster.launchers.ssh import plan_ssh, run_ssh, survey_hosts
 from fleetune.cluster.rank import RankInfo, rank_variable, read_rank
 from fleetune.config import RunConfig
 from fleetune.errors import ConfigError
@@ -100,6 +100,19 @@ def _with_ssh(job: Job, config: RunConfig, log_dir: Path, dry_run: bool) -> int:
         print(plan)
         return 0
     return run_ssh(plan)
+
+
+def plan_hosts(config: RunConfig) -> dict[str, HostPlan]:
+    """The plans of all hosts that the settings name, as the hosts themselves make them; starts no rank.
+
+    Raises:
+        ConfigError: Hosts cannot be used, or are not known before a scheduler has chosen them.
+        LaunchError: A host cannot take part.
+    """
+    if chosen_launcher(config) not in ("ssh", "mpirun"):
+        raise ConfigError(f"--launcher {config.launcher}: which hosts take part is known only once they are given")
+    job = fleetune_job(["train"], config.to_dict(), os.environ, **_of_job(config))
+    return survey_hosts(plan_ssh(job, hosts_of(config), Path(LOG_FOLDER)))
 
 
 Launcher = Callable[[Job, RunConfig, Path, bool], int]

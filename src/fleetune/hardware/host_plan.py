@@ -72,30 +72,66 @@ class HostPlan:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> HostPlan:
+        """The plan that `to_dict` gave, after JSON."""
+        parts = [{**part, "cpus": tuple(part["cpus"]), "nodes": tuple(part["nodes"])} for part in told["parts"]]
+        lists = {name: tuple(told[name]) for name in ("allocators", "notices")}
+        return cls(**{**told, **lists, "parts": tuple(RankPart(**part) for part in parts)})
+
     def lines(self) -> list[str]:
-        """The plan as text: a table of the ranks, then a line for each decision."""
-        rows = [("rank", "host", "cores", "NUMA node", "threads", "allocator found")]
-        rows += [self._row(part) for part in self.parts]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        width = max(map(len, self.reasons))
-        return [*table, "", *(f"{topic:<{width}}  {line}" for topic, line in self.reasons.items())]
+        """The plan of one host as text."""
+        return plan_lines({self.hostname: self})
 
     def cores_in_short(self) -> str:
         """Which cores the ranks have, as one line."""
         parts = [f"rank {p.local_rank}: {format_cpu_list(p.cpus)}" for p in self.parts if p.is_pinned]
         return f"pinned, {'; '.join(parts)}" if parts else self.reasons["cores"]
 
-    def _row(self, part: RankPart) -> tuple[str, str, str, str, str, str]:
-        cores = format_cpu_list(part.cpus)
-        return (
-            str(part.local_rank),
-            self.hostname,
-            cores if part.is_pinned else f"any of {cores}",
-            format_cpu_list(part.nodes) or "not shown",
-            str(part.threads),
-            ", ".join(self.allocators) or "none",
-        )
+
+def plan_lines(plans: Mapping[str, HostPlan], more: Sequence[tuple[str, str]] = ()) -> list[str]:
+    """The plans of a run's hosts as text: a table of the ranks, then a line for each decision.
+
+    Args:
+        plans: Name of a host -> its plan, in the order of ranks.
+        more: Topic and line of what follows from them.
+    """
+    rows = [("rank", "host", "cores", "NUMA node", "threads", "allocator found")]
+    first_rank = 0
+    for name, plan in plans.items():
+        rows += [_row(first_rank + part.local_rank, name, plan, part) for part in plan.parts]
+        first_rank += len(plan.parts)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    reasons = [*_reasons(plans), *more]
+    width = max(len(topic) for topic, _ in reasons)
+    return [*table, "", *(f"{topic:<{width}}  {line}" for topic, line in reasons)]
+
+
+def _row(rank: int, name: str, plan: HostPlan, part: RankPart) -> tuple[str, str, str, str, str, str]:
+    cores = format_cpu_list(part.cpus)
+    return (
+        str(rank),
+        name,
+        cores if part.is_pinned else f"any of {cores}",
+        format_cpu_list(part.nodes) or "not shown",
+        str(part.threads),
+        ", ".join(plan.allocators) or "none",
+    )
+
+
+def _reasons(plans: Mapping[str, HostPlan]) -> list[tuple[str, str]]:
+    """Topic and line of each decision: once where all hosts agree, else with the hosts that it is about."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for name, plan in plans.items():
+        for topic, line in plan.reasons.items():
+            said.setdefault((topic, line), []).append(name)
+    topics = list(dict.fromkeys(topic for topic, _ in said))
+    ordered = sorted(said.items(), key=lambda entry: topics.index(entry[0][0]))
+    return [
+        (topic, line if len(names) == len(plans) else f"{line} ({', '.join(names)})")
+        for (topic, line), names in ordered
+    ]
 
 
 Share = tuple[Core, ...]

@@ -65,28 +65,61 @@ class TrainPlan:
 
     def lines(self) -> list[str]:
         """The plan as text, a line for each thing to know before it starts."""
-        processes = _counted(self.processes, "process", "processes")
-        batch = f"{self.global_batch_size} examples = {processes} x {self.micro_batch_size}"
-        if self.accumulation > 1:
-            batch += f" x {self.accumulation} accumulation steps"
-        rate = f"{self.learning_rate:g}, {self.lr_scheduler}"
-        if self.processes > 1:
-            factor = self.learning_rate / self.base_learning_rate
-            rate = f"{self.base_learning_rate:g} x {factor:g} (--scale_lr {self.scale_lr}, {processes}) = {rate}"
         warmup = (
             "no warm-up" if self.warmup_steps == 0 else _counted(self.warmup_steps, "warm-up step", "warm-up steps")
         )
         master = "" if self.dtype == "float32" else " with float32 master weights"
+        rate = _rate_words(self.base_learning_rate, self.scale_lr, self.processes)
+        processes = _counted(self.processes, "process", "processes")
         return [
             f"ranks          {processes} x {_counted(self.threads, 'thread', 'threads')}",
             f"data           {self.num_examples:,} examples, {self.num_tokens:,} tokens, longest {self.longest}",
-            f"global batch   {batch}",
-            f"learning rate  {rate}, {warmup}",
+            f"global batch   {_batch_words(self.processes, self.micro_batch_size, self.accumulation)}",
+            f"learning rate  {rate}, {self.lr_scheduler}, {warmup}",
             f"steps          {self.total_steps:,} ({self.epochs:.3g} {'epoch' if self.epochs == 1 else 'epochs'} of "
             f"{self.steps_per_epoch:,})",
             f"arithmetic     {self.dtype}{master}, kernels: {self.kernels}",
             f"batches        {'flat, no padding' if self.unpadded else 'padded to the longest: the slower way'}",
         ]
+
+
+def known_before(config: RunConfig, processes: int) -> list[tuple[str, str]]:
+    """What a plan can say before model and data are read: topic and line.
+
+    Args:
+        config: The settings.
+        processes: Ranks on all hosts.
+    """
+    dtype = {
+        "false": "float32, as --bf16 says",
+        "true": "bfloat16 with float32 master weights, as --bf16 says",
+        "auto": "bfloat16 where the CPU has units for it and a probe of the model's layers finds it faster",
+    }[config.bf16]
+    return [
+        ("arithmetic", dtype),
+        (
+            "global batch",
+            _batch_words(processes, config.per_device_train_batch_size, config.gradient_accumulation_steps),
+        ),
+        (
+            "learning rate",
+            f"{_rate_words(config.learning_rate, config.scale_lr, processes)}, {config.lr_scheduler_type}",
+        ),
+    ]
+
+
+def _batch_words(processes: int, micro_batch_size: int, accumulation: int) -> str:
+    total = processes * micro_batch_size * accumulation
+    words = f"{total} examples = {_counted(processes, 'process', 'processes')} x {micro_batch_size}"
+    return f"{words} x {accumulation} accumulation steps" if accumulation > 1 else words
+
+
+def _rate_words(base: float, policy: str, processes: int) -> str:
+    rate = base * _LR_SCALES[policy](processes)
+    if processes == 1:
+        return f"{rate:g}"
+    told = f"--scale_lr {policy}, {_counted(processes, 'process', 'processes')}"
+    return f"{base:g} x {_LR_SCALES[policy](processes):g} ({told}) = {rate:g}"
 
 
 def _counted(count: int, one: str, many: str) -> str:

@@ -113,8 +113,7 @@ class Agent:
         found = {
             "hostname": socket.gethostname(),
             "versions": read_versions(),
-            "ranks": len(plan.parts),
-            "threads": [part.threads for part in plan.parts],
+            "plan": plan.to_dict(),
         }
         if asked["towards"] is not None:
             found["address"] = meeting_address(asked["towards"], asked["network"], os.environ)

@@ -24,6 +24,7 @@ from fleetune.cluster.network import address_towards, parse_network, parse_ports
 from fleetune.cluster.rank import RankInfo, as_environment, is_loopback
 from fleetune.cluster.remote import ssh_settings
 from fleetune.errors import LaunchError
+from fleetune.hardware.host_plan import HostPlan
 
 _MUST_AGREE = ("fleetune", "torch", "transformers")
 
@@ -83,6 +84,21 @@ def plan_ssh(job: Job, hosts: Sequence[Host], log_dir: Path) -> SshPlan:
     if job.port_range is not None:
         parse_ports(job.port_range)
     return SshPlan(job=job, hosts=tuple(hosts), log_dir=log_dir)
+
+
+def survey_hosts(plan: SshPlan) -> dict[str, HostPlan]:
+    """Ask all hosts how their ranks would share them; starts no rank.
+
+    Returns:
+        Name of a host -> its plan, in the order of ranks.
+
+    Raises:
+        LaunchError: A host cannot take part.
+    """
+    with Head(plan.job, plan.hosts, RankLogs(plan.log_dir)) as head:
+        surveys = head.survey(names_of(plan.hosts[1:]))
+        check_alike(surveys)
+        return {name: HostPlan.from_dict(survey["plan"]) for name, survey in surveys.items()}
 
 
 def names_of(hosts: Sequence[Host]) -> list[str]:
@@ -146,9 +162,10 @@ def rank_variables(
         address: Where rank 0 listens.
         port: TCP port there.
     """
-    world_size, first_rank = sum(survey["ranks"] for survey in surveys.values()), 0
+    threads = {name: [part["threads"] for part in survey["plan"]["parts"]] for name, survey in surveys.items()}
+    world_size, first_rank = sum(map(len, threads.values())), 0
     variables: dict[str, list[dict[str, str]]] = {}
-    for index, (name, survey) in enumerate(surveys.items()):
+    for index, name in enumerate(surveys):
         own = {
             "FLEETUNE_LAUNCHER": "ssh",
             "GROUP_RANK": str(index),
@@ -158,14 +175,14 @@ def rank_variables(
         if (interface := interfaces[name]) is not None:
             own["GLOO_SOCKET_IFNAME"] = interface
         infos = [
-            RankInfo(rank=first_rank + local, world_size=world_size, local_rank=local, local_world_size=survey["ranks"],
-                     launcher="ssh", main_address=address, main_port=port)
-            for local in range(survey["ranks"])
+            RankInfo(rank=first_rank + local, world_size=world_size, local_rank=local,
+                     local_world_size=len(threads[name]), launcher="ssh", main_address=address, main_port=port)
+            for local in range(len(threads[name]))
         ]  # fmt: skip
         variables[name] = [
-            as_environment(info) | own | {"OMP_NUM_THREADS": str(survey["threads"][info.local_rank])} for info in infos
+            as_environment(info) | own | {"OMP_NUM_THREADS": str(threads[name][info.local_rank])} for info in infos
         ]
-        first_rank += survey["ranks"]
+        first_rank += len(infos)
     return variables
 
 
