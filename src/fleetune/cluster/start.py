@@ -9,6 +9,7 @@ from pathlib import Path
 from fleetune.cluster.hosts import Host, parse_hosts, read_hostfile, resolve
 from fleetune.cluster.job import Job, fleetune_job
 from fleetune.cluster.launchers.local import plan_local, run_local
+from fleetune.cluster.launchers.ray_train import plan_ray, run_ray
 from fleetune.cluster.launchers.ssh import plan_ssh, run_ssh, survey_hosts
 from fleetune.cluster.rank import RankInfo, rank_variable, read_rank
 from fleetune.config import RunConfig
@@ -115,9 +116,17 @@ def plan_hosts(config: RunConfig) -> dict[str, HostPlan]:
     return survey_hosts(plan_ssh(job, hosts_of(config), Path(LOG_FOLDER)))
 
 
+def _with_ray(job: Job, config: RunConfig, log_dir: Path, dry_run: bool) -> int:
+    plan = plan_ray(job, config.num_hosts)
+    if dry_run:
+        print(plan)
+        return 0
+    return run_ray(plan)
+
+
 Launcher = Callable[[Job, RunConfig, Path, bool], int]
 """(job, settings, folder for logs, whether only to print) -> exit status."""
-LAUNCHERS: dict[str, Launcher] = {"ssh": _with_ssh}
+LAUNCHERS: dict[str, Launcher] = {"ssh": _with_ssh, "ray": _with_ray}
 
 
 # ---- what the settings ask for
