@@ -240,7 +240,10 @@ def test_a_dry_run_touches_nothing(launch: Callable[..., Run], lab: Lab, tmp_pat
     text = "\n".join(lines)
     agent = f"{sys.executable} -m fleetune.cluster.launchers.agent"
     assert f"run here:  {agent}" in text
-    ssh = "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15"
+    ssh = (
+        "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15 -o ClearAllForwardings=yes "
+        "-o RemoteCommand=none"
+    )
     assert f"run here:  {ssh} -- user@node2 {shlex.quote(agent)}" in text
     assert f"MASTER_ADDR={lab['node1'].address}" in text
     assert f"2 ranks in {tmp_path}: " in text
@@ -308,7 +311,8 @@ def test_a_port_that_is_taken(launch: Callable[..., Run], lab: Lab, tmp_path: Pa
         holder.kill()
         holder.communicate()
     assert (status, lines) == (1, [
-        f"error: host node1: no TCP port from 23457 to 23457 is free on {lab['node1'].address}"
+        f"error: host node1: no TCP port from 23457 to 23457 is free on {lab['node1'].address}; "
+        "give another --port_range"
     ])  # fmt: skip
 
 

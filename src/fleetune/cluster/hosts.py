@@ -13,6 +13,7 @@ import ipaddress
 import itertools
 import re
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,8 +104,8 @@ def resolve(
             problems.append(f"host {host.name}{via}: the name cannot be resolved; correct it, or add it to /etc/hosts "
                             "or ~/.ssh/config")  # fmt: skip
             continue
-        is_here = any(is_loopback(address) or address in here for address in found)
-        for key in {"this machine"} if is_here else {f"{address} port {settings.port}" for address in found}:
+        is_here = any(_means_here(address, host.name, settings, here) for address in found)
+        for key in {"this machine"} if is_here else _places(found, settings):
             if key in seen:
                 problems.append(f"hosts {seen[key]} and {host.name} are the same host ({key}): name it once")
                 break
@@ -116,10 +117,29 @@ def resolve(
     return (*named, *(host for host in resolved if host not in named))
 
 
+def _means_here(address: str, name: str, settings: SshSettings, here: set[str]) -> bool:
+    """Whether an address that a name stands for is this machine's.
+
+    Behind another host, a loopback address is that one's. On a port of its own it is the near end of a tunnel, or a
+    container, unless the user says localhost.
+    """
+    if is_loopback(address):
+        return is_loopback(name) or (not settings.has_proxy and settings.port == "22")
+    return address in here
+
+
+def _places(addresses: set[str], settings: SshSettings) -> set[str]:
+    """What no two hosts may have in common: an address and a port, as the same other host sees them."""
+    via = f" via {settings.proxy}" if settings.has_proxy else ""
+    return {f"{address} port {settings.port}{via}" for address in addresses or {settings.hostname}}
+
+
 # ---- one entry
 
 
-_SLOTS = re.compile(r"(?P<rest>\S+)(?:\s+slots\s*=\s*(?P<slots>\S+))?(?:\s+max[_-]slots\s*=\s*\S+)?")
+_LINE = re.compile(r"(?P<rest>\S+)(?P<options>(?:\s+[A-Za-z_-]+\s*=\s*\S+)*)")
+_SLOTS, _OTHER_OPTIONS = "slots", {"max_slots", "max-slots"}
+"""Of a line of a host file: what counts, and what mpirun takes beside it."""
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?\.?")
 _RANGE = re.compile(r"\[([^\]]*)\]")
 
@@ -134,7 +154,7 @@ def _checked(entries: Iterable[tuple[str, str]], source: str) -> tuple[Host, ...
         except ValueError as error:
             problems.append(f"{place}: {error}")
     names = [host.name for host in hosts]
-    problems += [f"{source}: host {name} is named twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    problems += [f"{source}: host {name} is named twice" for name, count in Counter(names).items() if count > 1]
     if not hosts and not problems:
         problems.append(f"{source}: no host is named")
     if problems:
@@ -144,17 +164,20 @@ def _checked(entries: Iterable[tuple[str, str]], source: str) -> tuple[Host, ...
 
 def _hosts_of(entry: str) -> list[Host]:
     """`entry` is `[user@]name[:slots]` or `[user@]name slots=N`, with a range in the name perhaps."""
-    match = _SLOTS.fullmatch(entry)
+    match = _LINE.fullmatch(entry)
     if match is None:
         raise ValueError("a host is expected, as node1, node1:4 or `node1 slots=4`")
     user, at, rest = match["rest"].rpartition("@")
-    if at and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._\\-]*\$?", user):
+    if at and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._+@\\-]*\$?", user):
         raise ValueError(f"{user!r} is no user name")
     name, slots = _split_slots(rest)
-    if match["slots"] is not None:
-        if slots is not None:
-            raise ValueError("the slots are given twice")
-        slots = match["slots"]
+    told = re.findall(r"([A-Za-z_-]+)\s*=\s*(\S+)", match["options"])
+    if strange := [word for word, _ in told if word != _SLOTS and word not in _OTHER_OPTIONS]:
+        raise ValueError(f"{strange[0]}= is not understood: `slots=4` is expected")
+    counts = ([] if slots is None else [slots]) + [value for word, value in told if word == _SLOTS]
+    if len(counts) > 1:
+        raise ValueError("the slots are given twice")
+    slots = counts[0] if counts else None
     if slots is not None and not (slots.isascii() and slots.isdecimal() and int(slots) >= 1):
         raise ValueError(f"{slots!r} slots: a number of 1 or more is expected")
     return [Host(name=n, user=user or None, slots=None if slots is None else int(slots)) for n in _expanded(name)]

@@ -26,8 +26,12 @@ _OF_ONE_HOST = re.compile(
     r"XDG_(RUNTIME_DIR|SESSION_\w+|SEAT|VTNR|DATA_DIRS|CONFIG_DIRS)|FLEETUNE_LAUNCHER|TORCHELASTIC_\w+"
 )
 _SECRET = re.compile(
-    r"TOKEN(?!IZERS)|SECRET|PASSWORD|PASSWD|CREDENTIAL|_KEY|APIKEY|(http|https|all)_proxy", re.IGNORECASE
+    r"TOKEN(?!IZER|S(_|$))|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|(?<=[A-Z0-9])[_-]KEY(?![A-Z])|APIKEY|(http|https|all)_proxy",
+    re.IGNORECASE,
 )
+"""Names whose values are not shown, of variables and of flags. `TOKENIZERS_PARALLELISM` and `--max_tokens` are none."""
+_LOGIN = re.compile(r"(?<=://)[^/\s]+@")
+_NOT_SHOWN = "(not shown)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +100,30 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def shown(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables for people to read: secrets are not."""
-    return {name: "(not shown)" if _SECRET.search(name) else value for name, value in environ.items()}
+    """Variables for people to read: secrets are not, be it a whole value or the login of an address."""
+    return {name: _NOT_SHOWN if _SECRET.search(name) else _masked(value) for name, value in environ.items()}
+
+
+def shown_words(command: Sequence[str]) -> list[str]:
+    """A command for people to read: the values of flags such as --hub_token and --api-key are left out."""
+    words: list[str] = []
+    is_secret = False
+    for word in command:
+        flag, equals, _ = word.partition("=")
+        names_secret = flag.startswith("-") and _SECRET.search(flag) is not None
+        if names_secret and equals:
+            words.append(f"{flag}={_NOT_SHOWN}")
+        else:
+            words.append(_NOT_SHOWN if is_secret and not word.startswith("--") else _masked(word))
+        is_secret = names_secret and not equals
+    return words
+
+
+def _masked(text: str) -> str:
+    return _LOGIN.sub(f"{_NOT_SHOWN}@", text)
 
 
 def as_words(environ: Mapping[str, str], command: Sequence[str]) -> str:
     """What one would type: variables, then the command; secrets left out."""
     settings = [f"{name}={shlex.quote(value)}" for name, value in shown(environ).items()]
-    return " ".join([*settings, shlex.join(command)])
+    return " ".join([*settings, shlex.join(shown_words(command))])

@@ -7,6 +7,7 @@ kernel knows: it says which of its addresses it would use towards an address.
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import random
 import re
@@ -101,11 +102,16 @@ def free_port(address: str = "", ports: Sequence[int] = DEFAULT_PORTS) -> int:
     Raises:
         LaunchError: None of them is free.
     """
-    for port in random.sample(ports, len(ports)):
-        with contextlib.suppress(OSError), _listening(address, port):
-            return port
     where = f"on {address}" if address else "on this machine"
-    raise LaunchError(f"no TCP port from {ports[0]} to {ports[-1]} is free {where}")
+    for port in random.sample(ports, len(ports)):
+        try:
+            with _listening(address, port):
+                return port
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):  # no port would do
+                raise LaunchError(f"no TCP port can be opened {where}: {error.strerror or error}") from error
+    hint = "; those below 1024 are root's" if ports[0] < 1024 else ""
+    raise LaunchError(f"no TCP port from {ports[0]} to {ports[-1]} is free {where}{hint}; give another --port_range")
 
 
 @contextlib.contextmanager
