@@ -27,6 +27,7 @@ HEAVY = ("torch", "transformers", "numpy", "pyarrow", "sklearn")
         "['predict', '--help']",
         "['build-kernels', '--help']",
         "['plan', '--help']",
+        "['setup', '--help']",
         "['--version']",
     ],
 )
@@ -61,7 +62,7 @@ def test_help_answers_at_once() -> None:
 def test_overview_names_every_command(word: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(word) == 0
     told = capsys.readouterr()
-    for command in ("train", "evaluate", "predict", "plan", "demo", "build-kernels"):
+    for command in ("train", "evaluate", "predict", "plan", "demo", "setup", "build-kernels"):
         assert f"\n  {command} " in told.out
     assert told.err == ""
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "launch": "run any training script as ranks, here or on several hosts",
     "plan": "what a run would make of this host: ranks, threads, cores, memory, and why",
     "demo": "fine-tune the built-in example from start to finish",
+    "setup": "copy this Python environment to the hosts of a cluster, and compile the kernels there",
     "build-kernels": "compile ahead what the first run compiles otherwise",
 }
 """Command -> what it does; each lives in a module of its name, with _ for -, imported when it is called."""
