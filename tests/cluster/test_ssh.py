@@ -114,6 +114,16 @@ def ranks_of(host: Host, part: str = "") -> list[int]:
     return found
 
 
+def clients_of(host: Host) -> list[int]:
+    """Processes of ssh that carry a run."""
+    found = []
+    for pid in host.processes():
+        with contextlib.suppress(OSError):
+            if "BatchMode" in Path(f"/proc/{pid}/cmdline").read_text():
+                found.append(pid)
+    return found
+
+
 def wait_until_idle(lab: Lab, timeout_s: float = 20) -> None:
     deadline = time.monotonic() + timeout_s
     while left := {host.name: pids for host in lab if (pids := ranks_of(host))}:
@@ -455,7 +465,8 @@ def test_ctrl_c_while_a_host_does_not_answer(launch: Callable[..., Run], lab: La
     lab["node3"].freeze()
     try:
         run = launch("launch", "--hosts", ",".join(NAMES), "--timeout_s", "50", "tell.py")
-        time.sleep(1.5)
+        while len(clients_of(lab["node1"])) < 2:
+            time.sleep(0.1)
         began = time.monotonic()
         run.process.send_signal(signal.SIGINT)
         status, lines = run.end()
@@ -476,7 +487,7 @@ def test_nothing_is_left_when_the_head_is_killed(loop: Callable[..., Run], lab: 
 def test_nothing_is_left_when_an_ssh_connection_is_lost(loop: Callable[..., Run], lab: Lab) -> None:
     run = loop()
     run.wait_for("running")
-    clients = [pid for pid in lab["node1"].processes() if "BatchMode" in Path(f"/proc/{pid}/cmdline").read_text()]
+    clients = clients_of(lab["node1"])
     assert len(clients) == 2
     os.kill(clients[1], signal.SIGKILL)
     status, lines = run.end()

@@ -95,8 +95,7 @@ class Connection:
         self._readers[1].join(1.0)
         said = "\n".join(self._errors)
         if not self.host.is_here and status == FAILED:
-            reason, remedy = why_ssh_failed(said)
-            return f"{reason}; {remedy.replace('HOST', self.host.target)}"
+            return "; ".join(why_ssh_failed(said, self.host.target))
         python = agent_command()[0]
         if status in NO_PROGRAM:
             return f"there is no {python}; `fleetune setup --hosts {self.host.target}` puts this environment there"
