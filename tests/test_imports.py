@@ -29,6 +29,7 @@ BELOW: dict[str, set[str]] = {
     "hardware": {"errors"},
     "report": {"errors", "files"},
     "cluster": {"errors", "config", "hardware"},
+    "doctor": {"errors", "files", "config", "hardware", "cluster"},
     "comm": {"errors", "hardware", "cluster", "kernels"},
     "data": {"errors", "files", "config", "hardware", "comm", "report"},
     "kernels": {"errors", "files", "config", "hardware"},
@@ -38,7 +39,7 @@ BELOW: dict[str, set[str]] = {
         *("errors", "files", "config", "hardware", "report", "cluster", "comm", "data", "kernels", "model"),
         "evaluate",
     },
-    "cli": {"errors", "files", "config", "hardware", "report", "cluster", "data"},
+    "cli": {"errors", "files", "config", "hardware", "report", "cluster", "data", "doctor"},
     "__main__": {"cli"},
     "__init__": set(),
 }

@@ -16,6 +16,8 @@ COMMANDS = {
     "predict": "predictions for a file of texts",
     "launch": "run any training script as ranks, here or on several hosts",
     "plan": "what a run would make of this host: ranks, threads, cores, memory, and why",
+    "doctor": "what would go wrong on this machine, or on the hosts of a cluster, and how to mend it",
+    "env": "facts of this host, for a bug report",
     "demo": "fine-tune the built-in example from start to finish",
     "setup": "copy this Python environment to the hosts of a cluster, and compile the kernels there",
     "build-kernels": "compile ahead what the first run compiles otherwise",

@@ -101,6 +101,25 @@ def build_kernels(
         return _build_elsewhere(job, cache, error.strerror or str(error))
 
 
+def find_build(sources: Path, cache_dir: Path, toolchain: Toolchain | None) -> Build | None:
+    """The library of these sources, if a run on this host would find it; nothing is compiled.
+
+    Args:
+        sources: Folder of the C++ files.
+        cache_dir: See `build_kernels`.
+        toolchain: Of this host; None without one, for what was built ahead.
+
+    Raises:
+        KernelError: The sources cannot be read.
+    """
+    content = read_sources(sources)
+    places = [place for place in (cache_dir / "kernels", _temporary_place()) if place is not None]
+    if toolchain is None:
+        return _built_ahead(places, sources_digest(content))
+    found = (_found(place / toolchain.key(content)) for place in places)
+    return next((build for build in found if build is not None), None)
+
+
 def _built_ahead(places: list[Path], sources: str) -> Build | None:
     """The newest library that fits this host, found without asking a compiler."""
     folders = [file.parent for place in places for file in place.glob(f"*/{FACTS_FILE}")]

@@ -1,0 +1,1 @@
+"""Everything that would go wrong on the hosts of a run, found before it does."""

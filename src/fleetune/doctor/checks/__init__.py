@@ -1,0 +1,1 @@
+"""What the facts mean: every check is a row of a table or a small function, from facts to findings."""
