@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -196,8 +197,8 @@ def _first_look(host: Host, talk: Conversation, scope: Scope) -> View:
 def _trouble(error: NoAnswerError) -> Trouble:
     kinds = {None: "silent", FAILED: "ssh", 126: "no python", 127: "no python"}
     kind = kinds.get(error.status, "failed")
-    if "No module named" in error.said:
-        kind = "other fleetune" if "No module named 'fleetune." in error.said or PROBE in error.said else "no fleetune"
+    if missing := re.search(r"No module named '?fleetune\b(\.)?", error.said):
+        kind = "other fleetune" if missing[1] else "no fleetune"
     return Trouble(kind=kind, said=error.said.strip(), within_s=error.within_s)
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import psutil
 
-import fleetune
 from fleetune.cluster.job import forwarded, shown
 from fleetune.cluster.network import interfaces
 from fleetune.cluster.rank import is_loopback
@@ -135,7 +134,7 @@ def _read_disk(what: str, folder: Path) -> Disk:
 
 def read_software() -> Software:
     """What is installed, by its metadata: nothing of it is imported."""
-    folder = Path(fleetune.__file__).parent
+    folder = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".h")):
         digest.update(f"{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes())

@@ -16,6 +16,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +29,7 @@ _CHUNK = bytes(1 << 16)
 _WARM_UP = 1 / 4
 """Share of a transfer that is not measured: TCP starts slowly, and limits of rate let a burst pass."""
 _MOST_PORTS = 3
+_AT_ONCE = 64
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 
 Outcome = Literal["reached", "timeout", "refused", "unreachable", "stalled", "other host", "failed"]
@@ -178,9 +180,11 @@ def _receive_line(connection: socket.socket) -> str:
 # ---- asking
 
 
-def reach(peer: Peer, *, secret: str, timeout_s: float) -> list[Attempt]:
-    """Connect to every port of a peer, and measure the round trip."""
-    return [_reach_port(peer, port, secret=secret, timeout_s=timeout_s) for port in peer.ports]
+def reach(peers: Sequence[Peer], *, secret: str, timeout_s: float) -> list[Attempt]:
+    """Connect to every port of every peer, many at the same time, and measure the round trips."""
+    places = [(peer, port) for peer in peers for port in peer.ports]
+    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+        return list(pool.map(lambda place: _reach_port(*place, secret=secret, timeout_s=timeout_s), places))
 
 
 def _reach_port(peer: Peer, port: int, *, secret: str, timeout_s: float) -> Attempt:

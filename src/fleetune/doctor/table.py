@@ -30,6 +30,7 @@ def show(findings: Sequence[Finding], hosts: Sequence[str], console: Console) ->
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         return
     console.print(as_table(findings, hosts))
+    console.print()
     last = worst_of(findings)
     console.print(Text(summary(findings, hosts), style=_COLOURS[last]))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fleetune.doctor.examine import Examination
 from fleetune.doctor.finding import Finding, Verdict, about, failure, ok, warning
@@ -93,6 +93,10 @@ def _pairs(pairs: Sequence[Pair]) -> str:
     return ", ".join([*shown, *([f"{len(pairs) - _MOST_NAMED} more"] if len(pairs) > _MOST_NAMED else [])])
 
 
+def _names(pairs: Iterable[Pair]) -> list[str]:
+    return sorted({name for pair in pairs for name in pair})
+
+
 # ---- round trips
 
 
@@ -105,7 +109,7 @@ def round_trips(examination: Examination) -> list[Finding]:
             times[pair] = min(times.get(pair, one.round_trip_s), one.round_trip_s)
     if not times:
         return []
-    names = list(dict.fromkeys(source for source, _ in times))
+    names = _names(times)
     (source, target), longest = max(times.items(), key=lambda item: item[1])
     told = f"{statistics.median(times.values()) * 1e3:.2f} ms"
     if longest > _FAR_S:
@@ -131,7 +135,7 @@ def rates(examination: Examination) -> list[Finding]:
     measured = _measured(examination.transfers)
     if not measured:
         return found
-    names = list(dict.fromkeys(source for source, _ in measured))
+    names = _names(measured)
     best = max(measured.values())
     slow_hosts = [name for name in names if len(names) > 2 and _is_slow(_best_of(name, measured), best)]
     found += [about(_slow_host(name, measured, best), "bandwidth", name) for name in slow_hosts]
