@@ -100,7 +100,7 @@ def test_the_command_of_a_probe() -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--hosts", "a", "--hostfile", "b"], "--hosts and --hostfile both name hosts: give one"),
+        (["--hosts", "a", "--hostfile", "b"], "--hosts and --hostfile: give one"),
         (["--hosts", "node[2-1]"], "--hosts node[2-1]: [2-1] is no range: 1 comes before 2"),
         (["--network", "10.0.0.300"], "--network 10.0.0.300: "),
         (["--port_range", "many"], "--port_range many: "),

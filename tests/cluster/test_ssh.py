@@ -254,7 +254,8 @@ def test_a_dry_run_touches_nothing(launch: Callable[..., Run], lab: Lab, tmp_pat
         "ssh -T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15 -o ClearAllForwardings=yes "
         "-o RemoteCommand=none"
     )
-    assert f"run here:  {ssh} -- user@node2 {shlex.quote(agent)}" in text
+    there = f"env PYTHONPATH={Path(fleetune.__file__).parents[1]} {agent}"
+    assert f"run here:  {ssh} -- user@node2 {shlex.quote(there)}" in text
     assert f"MASTER_ADDR={lab['node1'].address}" in text
     assert f"2 ranks in {tmp_path}: " in text
     assert f"{sys.executable} loop.py 'a b'" in text

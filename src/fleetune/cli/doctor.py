@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fleetune.cli.arguments import make_parser, parse, tell_notices
-from fleetune.cluster.hosts import Host, parse_hosts, read_hostfile, resolve
+from fleetune.cluster.hosts import Host, resolve
 from fleetune.cluster.network import DEFAULT_PORTS, parse_network, parse_ports
+from fleetune.cluster.start import named_hosts
 from fleetune.config import RunConfig
 from fleetune.doctor.checks.all import findings
 from fleetune.doctor.examine import Examination, Say, Scope, examine
@@ -78,13 +79,9 @@ def asked_hosts(config: RunConfig) -> tuple[Host, ...]:
     Raises:
         ConfigError: They are named twice over, or some are no hosts.
     """
-    if config.hosts is not None and config.hostfile is not None:
-        raise ConfigError("--hosts and --hostfile both name hosts: give one")
-    if config.hosts is not None:
-        return parse_hosts(config.hosts)
-    if config.hostfile is not None:
-        return read_hostfile(config.hostfile)
-    return (Host(name=socket.gethostname(), is_here=True),)
+    if config.hosts is None and config.hostfile is None:
+        return (Host(name=socket.gethostname(), is_here=True),)
+    return named_hosts(config)
 
 
 def known_hosts(hosts: Sequence[Host]) -> tuple[tuple[Host, ...], tuple[Finding, ...]]:

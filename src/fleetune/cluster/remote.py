@@ -11,7 +11,8 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 SSH = "ssh"
@@ -79,6 +80,17 @@ def _quoted(word: str) -> str:
         return word
     quoted = shlex.quote(word)
     return quoted if quoted != word else f"'{word}'"
+
+
+def python_command(words: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """The command that runs this Python on another host, where the user's own variables do not arrive.
+
+    Args:
+        words: Its arguments.
+        environ: The user's; of its variables, PYTHONPATH decides what Python finds.
+    """
+    path = environ.get("PYTHONPATH")
+    return [*(["env", f"PYTHONPATH={path}"] if path else []), sys.executable, *words]
 
 
 @functools.cache

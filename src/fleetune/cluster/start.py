@@ -162,6 +162,15 @@ def hosts_of(config: RunConfig) -> tuple[Host, ...]:
     Raises:
         ConfigError: They name none, one twice, or names that mean nothing.
     """
+    return resolve(named_hosts(config))
+
+
+def named_hosts(config: RunConfig) -> tuple[Host, ...]:
+    """The same, before their names are looked up.
+
+    Raises:
+        ConfigError: They name none, or one twice.
+    """
     if config.hosts is not None and config.hostfile is not None:
         raise ConfigError("--hosts and --hostfile: give one")
     if config.hosts is not None:
@@ -171,7 +180,7 @@ def hosts_of(config: RunConfig) -> tuple[Host, ...]:
         hosts = read_hostfile(config.hostfile)
     if config.num_hosts is not None and config.num_hosts != len(hosts):
         raise ConfigError(f"--num_hosts {config.num_hosts}: {len(hosts)} hosts are named")
-    return resolve(hosts)
+    return hosts
 
 
 def _of_job(config: RunConfig) -> dict[str, object]:

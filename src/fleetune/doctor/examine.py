@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fleetune.cluster.hosts import Host
-from fleetune.cluster.remote import CONNECT_TIMEOUT_S, FAILED, ssh_command
+from fleetune.cluster.remote import CONNECT_TIMEOUT_S, FAILED, python_command, ssh_command
 from fleetune.doctor.conversation import Conversation, NoAnswerError
 from fleetune.doctor.facts import Facts, from_json
 from fleetune.doctor.meter import SECRET_LENGTH, Attempt, Transfer
@@ -29,8 +29,6 @@ T = TypeVar("T")
 Say = Callable[[str], None]
 """Called with what is being done."""
 
-_FORWARDED = ("PYTHONPATH",)
-"""Variables without which the Python there may not find what the one here does."""
 _OF_THREADS = ("OMP_", "GOMP_", "KMP_", "MKL_", "CCL_", "DNNL_", "ONEDNN_", "LD_PRELOAD", "MALLOC_", "FLEETUNE_KERNELS")
 """Beginnings of the variables of the user's that a run would give its ranks, and that the checks look at."""
 
@@ -158,14 +156,11 @@ def examine(hosts: Sequence[Host], scope: Scope, say: Say) -> Examination:
 
 def probe_command(host: Host, scope: Scope) -> list[str]:
     """What starts the probe of a host."""
-    words = [sys.executable, "-m", PROBE, host.name]
+    words = ["-m", PROBE, host.name]
     if host.is_here:
-        return words
-    told = [f"{name}={scope.environ[name]}" for name in _FORWARDED if scope.environ.get(name)]
-    return ssh_command(
-        host.target, [*(["env", *told] if told else []), *words],
-        connect_timeout_s=min(CONNECT_TIMEOUT_S, scope.timeout_s),
-    )  # fmt: skip
+        return [sys.executable, *words]
+    command = python_command(words, scope.environ)
+    return ssh_command(host.target, command, connect_timeout_s=min(CONNECT_TIMEOUT_S, scope.timeout_s))
 
 
 def _start_probe(host: Host, scope: Scope) -> Conversation:

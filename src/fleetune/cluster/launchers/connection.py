@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import threading
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from fleetune.cluster.hosts import Host
 from fleetune.cluster.launchers.agent import MARK, Message, agent_command
 from fleetune.cluster.launchers.processes import end_with_parent
-from fleetune.cluster.remote import CONNECT_TIMEOUT_S, FAILED, ssh_command, why_ssh_failed
+from fleetune.cluster.remote import CONNECT_TIMEOUT_S, FAILED, python_command, ssh_command, why_ssh_failed
 from fleetune.errors import LaunchError
 
 _LAST_WORDS = 20
@@ -37,7 +38,8 @@ def start_command(host: Host, timeout_s: int) -> list[str]:
     """What is run here to start the agent of a host: on this machine no ssh is needed."""
     if host.is_here:
         return agent_command()
-    return ssh_command(host.target, agent_command(), connect_timeout_s=min(CONNECT_TIMEOUT_S, timeout_s))
+    command = python_command(agent_command()[1:], os.environ)
+    return ssh_command(host.target, command, connect_timeout_s=min(CONNECT_TIMEOUT_S, timeout_s))
 
 
 class Connection:
