@@ -35,6 +35,8 @@ _OF_THREADS = ("OMP_", "GOMP_", "KMP_", "MKL_", "CCL_", "DNNL_", "ONEDNN_", "LD_
 _PAIR_TIMEOUT_S = 5.0
 _TRANSFER_S, _SHORTEST_TRANSFER_S, _ALL_TRANSFERS_S = 0.4, 0.15, 20.0
 _CLOCK_ROUNDS = 5
+_SHARE_FOR_TORCH = 3 / 4
+"""Of the patience with a host: what it may spend on importing torch, so that it still answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,10 +176,12 @@ def _start_probe(host: Host, scope: Scope) -> Conversation:
 def _first_look(host: Host, talk: Conversation, scope: Scope) -> View:
     """Facts and clock of a host, or why there are none."""
     environ = {name: value for name, value in scope.environ.items() if name.startswith(_OF_THREADS)}
+    answer: dict[str, Any] = {}
     try:
         answer = talk.ask(
             "facts", timeout_s=scope.timeout_s, cache_dir=scope.cache_dir,
             ports=[scope.ports[0], scope.ports[-1]], environ=environ,
+            patience_s=_SHARE_FOR_TORCH * scope.timeout_s,
         )  # fmt: skip
         facts = from_json(Facts, answer["facts"])
         return View(host=host, facts=facts, clock=_read_clock(talk, scope.timeout_s))

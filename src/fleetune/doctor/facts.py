@@ -85,7 +85,9 @@ class Kernels:
     torch: str | None
     """Version that `import torch` gives; None where that fails."""
     problem: str | None = None
-    """Why torch cannot be imported, or the question not be answered."""
+    """Why torch cannot be imported."""
+    waited_s: float | None = None
+    """How long was waited for an answer in vain; None where there is one."""
     compiler: str | None = None
     no_compiler: str | None = None
     """Why there is none that can be used."""

@@ -37,16 +37,16 @@ from fleetune.hardware.versions import read_versions
 _ARCH_PRCTL, _GET_SUPPORTED, _TILE_DATA = 158, 0x1021, 18
 
 _RETIRED = ("intel_extension_for_pytorch", "oneccl_bind_pt", "torch_ccl", "oneccl_bindings_for_pytorch")
-KERNELS_TIMEOUT_S = 120.0
 
 
-def read_facts(*, cache_dir: Path, ports: range, environ: Mapping[str, str]) -> Facts:
+def read_facts(*, cache_dir: Path, ports: range, environ: Mapping[str, str], patience_s: float = 120) -> Facts:
     """The facts of this host.
 
     Args:
         cache_dir: Where tokens and kernels are kept.
         ports: Those that rank 0 may listen on.
         environ: Of a run on this host.
+        patience_s: Longest wait for `import torch`.
     """
     asked = _ask_kernels(environ)  # takes longest, so it goes on beside the rest
     machine, topology = read_host(), read_topology()
@@ -67,7 +67,7 @@ def read_facts(*, cache_dir: Path, ports: range, environ: Mapping[str, str]) -> 
         "remains": read_remains(cache_dir),
         "variables": shown(forwarded(environ)),
     }
-    return Facts(**facts, kernels=_kernels_told(asked))  # type: ignore[arg-type]
+    return Facts(**facts, kernels=_kernels_told(asked, patience_s))  # type: ignore[arg-type]
 
 
 # ---- CPUs
@@ -180,14 +180,14 @@ def _ask_kernels(environ: Mapping[str, str]) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def _kernels_told(asked: subprocess.Popen[str]) -> Kernels:
+def _kernels_told(asked: subprocess.Popen[str], patience_s: float) -> Kernels:
     try:
-        out, err = asked.communicate(timeout=KERNELS_TIMEOUT_S)
+        out, err = asked.communicate(timeout=patience_s)
         return Kernels(**json.loads(out.splitlines()[-1]))
     except subprocess.TimeoutExpired:
         asked.kill()
         asked.communicate()
-        return Kernels(torch=None, problem=f"`import torch` takes more than {KERNELS_TIMEOUT_S:.0f} s")
+        return Kernels(torch=None, waited_s=patience_s)
     except (ValueError, TypeError, IndexError):
         last = err.strip().splitlines()[-1:] or [f"it ended with status {asked.returncode}"]
         return Kernels(torch=None, problem=last[0])

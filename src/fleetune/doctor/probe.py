@@ -45,17 +45,19 @@ class Probe:
             "transfer": self.transfer,
         }  # fmt: skip
 
-    def facts(self, cache_dir: str, ports: list[int], environ: dict[str, str]) -> Answer:
+    def facts(self, cache_dir: str, ports: list[int], environ: dict[str, str], patience_s: float) -> Answer:
         """The facts of this host.
 
         Args:
             cache_dir: As the user wrote it: ~ is the home on this host.
             ports: First and last that rank 0 may listen on.
             environ: Variables that a run would have in addition.
+            patience_s: Longest wait for `import torch`.
         """
         facts = read_facts(
-            cache_dir=Path(cache_dir).expanduser(), ports=_ports(ports), environ={**os.environ, **environ}
-        )
+            cache_dir=Path(cache_dir).expanduser(), ports=_ports(ports), environ={**os.environ, **environ},
+            patience_s=patience_s,
+        )  # fmt: skip
         return {"facts": to_json(facts)}
 
     def clock(self) -> Answer:

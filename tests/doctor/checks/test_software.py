@@ -84,6 +84,14 @@ def test_torch_that_cannot_be_imported_is_a_failure_and_hides_the_kernels() -> N
     assert software.kernels(facts, SCOPE) is None
 
 
+def test_torch_that_takes_its_time_is_a_warning() -> None:
+    facts = changed("kernels", torch=None, waited_s=45.0)
+    verdict = judged(software.torch_imports, facts)
+    assert verdict.status is Status.WARNING
+    assert verdict.reason.startswith("importing it takes more than 45 s")
+    assert software.kernels(facts, SCOPE) is None
+
+
 @pytest.mark.parametrize(
     ("changes", "status", "words"),
     [

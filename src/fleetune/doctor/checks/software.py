@@ -20,10 +20,11 @@ def versions(examination: Examination) -> list[Finding]:
     if not installed:
         return []
     head = next(iter(installed))
+    targets = {view.name: view.host.target for view in examination.views}
     found = [
         about(verdict, "versions", name)
         for name, software in installed.items()
-        if (verdict := _compared(software, installed[head], name, head)) is not None
+        if (verdict := _compared(software, installed[head], targets[name], head)) is not None
     ]
     if not found:
         known = installed[head].versions
@@ -32,9 +33,9 @@ def versions(examination: Examination) -> list[Finding]:
     return found
 
 
-def _compared(software: Software, head: Software, name: str, head_name: str) -> Verdict | None:
+def _compared(software: Software, head: Software, target: str, head_name: str) -> Verdict | None:
     mine, theirs = software.versions, head.versions
-    fix = f"fleetune setup --hosts {name}"
+    fix = f"fleetune setup --hosts {target}"
     must = _differences(mine, theirs, _MUST_AGREE)
     if _minor(mine["python"]) != _minor(theirs["python"]):
         must = [f"Python {mine['python']}, not {theirs['python']}", *must]
@@ -80,6 +81,11 @@ def retired_extensions(facts: Facts, scope: Scope) -> Verdict | None:
 
 def torch_imports(facts: Facts, scope: Scope) -> Verdict | None:
     """Whether torch is whole."""
+    if facts.kernels.waited_s is not None:
+        reason = (
+            f"importing it takes more than {facts.kernels.waited_s:.0f} s: is the environment on a slow network folder?"
+        )
+        return warning(reason, "give --timeout_s more, or copy the environment to a local disk")
     if facts.kernels.problem is not None:
         fix = f"{facts.software.executable} -m pip install --force-reinstall torch"
         return failure(f"it cannot be imported: {facts.kernels.problem}", fix)
@@ -89,7 +95,7 @@ def torch_imports(facts: Facts, scope: Scope) -> Verdict | None:
 def kernels(facts: Facts, scope: Scope) -> Verdict | None:
     """Whether the compiled kernels are there, or can be made."""
     told = facts.kernels
-    if told.problem is not None:
+    if told.torch is None:
         return None
     if told.wish == "reference":
         return warning("FLEETUNE_KERNELS=reference asks for plain PyTorch, which is slower", "unset FLEETUNE_KERNELS")
