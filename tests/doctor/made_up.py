@@ -41,7 +41,7 @@ FACTS = Facts(
     kernels=Kernels(torch="2.13.0", compiler="g++ 12.2.0 (/usr/bin/g++)", built="/home/u/.cache/fleetune/k.so"),
     network=Network(
         hostname_addresses=("10.0.0.11",), nics=(Nic(name="eth0", address="10.0.0.11", mtu=1500),),
-        ssh_address="10.0.0.11", has_ipv6=True,
+        ssh_address="10.0.0.11", ssh_client="10.0.0.11", has_ipv6=True,
     ),
     listeners=(),
     remains=Remains(running=(), shared_memory=(), partial=()),

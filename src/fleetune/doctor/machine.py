@@ -207,9 +207,15 @@ def read_network(environ: Mapping[str, str]) -> Network:
             for one in interfaces()
             if not is_loopback(one.address)
         ),
-        ssh_address=re.sub("^::ffff:", "", told[2]) if len(told) == 4 else None,
+        ssh_address=_plain(told[2]) if len(told) == 4 else None,
+        ssh_client=_plain(told[0]) if len(told) == 4 else None,
         has_ipv6=bool(read_text(Path("/proc/net/if_inet6")).strip()),
     )
+
+
+def _plain(address: str) -> str:
+    """An IPv4 address that came in an IPv6 socket."""
+    return re.sub("^::ffff:", "", address)
 
 
 def _addresses_of(name: str) -> tuple[str, ...]:

@@ -30,6 +30,10 @@ _WARM_UP = 1 / 4
 """Share of a transfer that is not measured: TCP starts slowly, and limits of rate let a burst pass."""
 _MOST_PORTS = 3
 _AT_ONCE = 64
+_SLOW_SHARE = 1 / 2
+"""Of the fastest pair's rate: less is worth a word."""
+_PLENTY_MBIT = 8000.0
+"""Above it, the measuring program is what limits one stream."""
 _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 
 Outcome = Literal["reached", "timeout", "refused", "unreachable", "stalled", "other host", "failed"]
@@ -67,6 +71,11 @@ class Transfer:
     mbit_per_s: float | None
     said: str | None = None
     """Why there is no rate."""
+
+
+def is_slow(mbit_per_s: float, best: float) -> bool:
+    """Whether a rate is worth a word beside that of the fastest pair."""
+    return mbit_per_s < _SLOW_SHARE * best and mbit_per_s < _PLENTY_MBIT
 
 
 # ---- answering

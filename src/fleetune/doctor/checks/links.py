@@ -5,17 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from fleetune.doctor.examine import Examination
+from fleetune.doctor.examine import Examination, Pair
 from fleetune.doctor.finding import Finding, Verdict, about, failure, ok, warning
-from fleetune.doctor.meter import Attempt, Transfer
+from fleetune.doctor.meter import Attempt, Transfer, is_slow
 
-Pair = tuple[str, str]
-"""Who tried, and whom to reach."""
-
-_SLOW_SHARE = 1 / 2
-"""Of the fastest pair's rate: less is worth a word."""
-_PLENTY_MBIT = 8000.0
-"""Above it, the measuring program is what limits one stream."""
 _LITTLE_MBIT = 100.0
 _FAR_S = 0.005
 _MOST_NAMED = 4
@@ -137,10 +130,10 @@ def rates(examination: Examination) -> list[Finding]:
         return found
     names = _names(measured)
     best = max(measured.values())
-    slow_hosts = [name for name in names if len(names) > 2 and _is_slow(_best_of(name, measured), best)]
+    slow_hosts = [name for name in names if len(names) > 2 and is_slow(_best_of(name, measured), best)]
     found += [about(_slow_host(name, measured, best), "bandwidth", name) for name in slow_hosts]
     rest = {pair: rate for pair, rate in measured.items() if not set(pair) & set(slow_hosts)}
-    slow_pairs = [pair for pair, rate in rest.items() if _is_slow(rate, best)]
+    slow_pairs = [pair for pair, rate in rest.items() if is_slow(rate, best)]
     found += [about(_slow_pair(pair, measured, best), "bandwidth", *pair) for pair in slow_pairs]
     if best < _LITTLE_MBIT:
         found.append(about(warning(
@@ -152,10 +145,6 @@ def rates(examination: Examination) -> list[Finding]:
 
 def _measured(transfers: Sequence[tuple[str, Transfer]]) -> dict[Pair, float]:
     return {(source, one.target): one.mbit_per_s for source, one in transfers if one.mbit_per_s is not None}
-
-
-def _is_slow(rate: float, best: float) -> bool:
-    return rate < _SLOW_SHARE * best and rate < _PLENTY_MBIT
 
 
 def _best_of(name: str, measured: Mapping[Pair, float]) -> float:
@@ -174,7 +163,7 @@ def _slow_pair(pair: Pair, measured: Mapping[Pair, float], best: float) -> Verdi
     source, target = pair
     back = measured.get((target, source))
     told = f"{_rate(measured[pair])} from {source} to {target}"
-    if back is not None and not _is_slow(back, best):
+    if back is not None and not is_slow(back, best):
         told += f", but {_rate(back)} back"
     return warning(f"{told}; the fastest pair has {_rate(best)}", "look at the way between the two: `mtr`, `ethtool`")
 
