@@ -64,7 +64,18 @@ def test_help_answers_at_once() -> None:
 def test_overview_names_every_command(word: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(word) == 0
     told = capsys.readouterr()
-    for command in ("train", "evaluate", "predict", "launch", "plan", "doctor", "setup", "env", "demo", "build-kernels"):
+    for command in (
+        "train",
+        "evaluate",
+        "predict",
+        "launch",
+        "plan",
+        "doctor",
+        "setup",
+        "env",
+        "demo",
+        "build-kernels",
+    ):
         assert f"\n  {command} " in told.out
     assert told.err == ""
 
