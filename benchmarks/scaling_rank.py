@@ -118,7 +118,7 @@ def main(words: Sequence[str] | None = None) -> None:
         rank=options.rank, world_size=options.world_size, local_rank=0, local_world_size=1,
         main_address=options.master, main_port=options.port, launcher="env",
     )  # fmt: skip
-    with joined_ranks(info, 600) as ranks:
+    with joined_ranks(info, RunConfig(ddp_timeout=600, timeout_s=600), print) as ranks:
         threads = set_threads(options.threads, local_world_size=1, speaks=False)
         arms = {name: make(name, RunConfig(**json.loads(options.config)), ranks, threads, options.folder)
                 for name in options.exchanges}  # fmt: skip

@@ -30,7 +30,7 @@ BELOW: dict[str, set[str]] = {
     "report": {"errors", "files"},
     "cluster": {"errors", "config", "hardware"},
     "doctor": {"errors", "files", "config", "hardware", "cluster"},
-    "comm": {"errors", "hardware", "cluster", "kernels"},
+    "comm": {"errors", "files", "config", "hardware", "cluster", "kernels"},
     "data": {"errors", "files", "config", "hardware", "comm", "report"},
     "kernels": {"errors", "files", "config", "hardware"},
     "model": {"errors", "files", "config", "hardware", "comm", "data", "kernels"},

@@ -81,7 +81,7 @@ def test_another_number_than_the_launchers_is_refused(
 ) -> None:
     launched(monkeypatch, 0)
     assert main.run(["plan", "--processes", "3"]) == 2
-    assert "--processes 3: env started 2 ranks on this host; leave it out" in capsys.readouterr().err
+    assert "--processes 3: env started 2 ranks; leave it out" in capsys.readouterr().err
 
 
 def test_it_imports_nothing_heavy() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fleetune.cli.arguments import CLUSTER, Parsed
 from fleetune.cluster.rank import RankInfo, read_rank
-from fleetune.cluster.start import plan_ranks, start_ranks
+from fleetune.cluster.start import plan_ranks, silence_connections, start_ranks
 from fleetune.config import RunConfig
 from fleetune.errors import ConfigError
 from fleetune.hardware.pinning import Place, take_place
@@ -83,5 +83,6 @@ def run_ranks(
         return status
     info = read_rank(os.environ)
     plan = plan_ranks(info, processes=config.processes, threads=config.threads)
+    silence_connections()
     be_rank(info, take_place(plan, 0 if info is None else info.local_rank))  # which loads torch
     return 0

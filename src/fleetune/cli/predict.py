@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from fleetune.cli.arguments import add_dry_run, make_parser, parse, tell_notices
 from fleetune.cli.asking import PREDICTING, check_output, model_to_ask, of_finished_run, run_ranks
-from fleetune.cluster.rank import RankInfo
+from fleetune.cluster.rank import RankInfo, speaks_for_all
 from fleetune.errors import ConfigError
 from fleetune.hardware.pinning import Place
 
@@ -22,11 +23,8 @@ def run(words: Sequence[str]) -> int:
     parser.add_argument("--output", metavar="FILE", required=True, help="JSONL file for the predictions")
     parsed = parse(parser, words, ("model_folder", "input", "output", "dry_run"), of_finished_run, model_to_ask)
     source, output = Path(parsed.extra["input"]), Path(parsed.extra["output"])
-    if not source.is_file():
-        raise ConfigError(f"--input {source}: there is no such file")
-    if output.exists() and source.samefile(output):
-        raise ConfigError(f"--output {output}: it is the input file")
-    check_output(output)
+    if speaks_for_all(os.environ):
+        check_files(source, output)
     tell_notices(parsed)
 
     def be_rank(info: RankInfo | None, place: Place) -> None:
@@ -36,3 +34,16 @@ def run(words: Sequence[str]) -> int:
 
     own = [parsed.extra["model_folder"], "--input", str(source), "--output", str(output)]
     return run_ranks("predict", parsed, own, be_rank)
+
+
+def check_files(source: Path, output: Path) -> None:
+    """Refuse, before the work, files that cannot be read or written.
+
+    Raises:
+        ConfigError: Says which.
+    """
+    if not source.is_file():
+        raise ConfigError(f"--input {source}: there is no such file")
+    if output.exists() and source.samefile(output):
+        raise ConfigError(f"--output {output}: it is the input file")
+    check_output(output)

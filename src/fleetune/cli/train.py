@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleetune.cli.arguments import add_dry_run, make_parser, parse, tell_notices
-from fleetune.cluster.rank import read_rank
-from fleetune.cluster.start import LOG_FOLDER, plan_ranks, start_ranks, starts_elsewhere
+from fleetune.cluster.rank import read_rank, speaks_for_all
+from fleetune.cluster.start import LOG_FOLDER, plan_ranks, silence_connections, start_ranks, starts_elsewhere
 from fleetune.config import RunConfig
 from fleetune.hardware.pinning import take_place
 
@@ -35,8 +35,7 @@ def train(config: RunConfig, *, dry_run: bool = False) -> int:
     """
     from fleetune.train.checks import check_before_start
 
-    if not starts_elsewhere(config):
-        check_before_start(config)
+    check_before_start(config, has_files=speaks_for_all(os.environ) and not starts_elsewhere(config))
     log_dir = (config.output_dir or Path()) / LOG_FOLDER
     status = start_ranks(["train"], config, log_dir=log_dir, dry_run=dry_run)
     return be_rank(config) if status is None else status
@@ -46,6 +45,7 @@ def be_rank(config: RunConfig) -> int:
     """This process as one rank of the run."""
     info = read_rank(os.environ)
     plan = plan_ranks(info, processes=config.processes, threads=config.threads)
+    silence_connections()
     place = take_place(plan, 0 if info is None else info.local_rank)  # before torch is loaded
     from fleetune.train.interrupt import Stopped
     from fleetune.train.program import run_rank

@@ -144,6 +144,16 @@ def rank_variable(environ: Mapping[str, str]) -> str | None:
     return None if dialect is None else _name(dialect.rank, environ)
 
 
+def speaks_for_all(environ: Mapping[str, str]) -> bool:
+    """Whether this process is the first rank, or none: files and folders of the settings are of its host.
+
+    Raises:
+        ConfigError: See `read_rank`.
+    """
+    info = read_rank(environ)
+    return info is None or info.rank == 0
+
+
 def as_environment(info: RankInfo) -> dict[str, str]:
     """The variables from which ``torch.distributed.init_process_group("env://")`` reads a rank."""
     return {

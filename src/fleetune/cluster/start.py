@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -215,12 +216,22 @@ def plan_ranks(info: RankInfo | None, *, processes: int | None, threads: int | N
 
 
 def check_processes(processes: int | None, info: RankInfo) -> None:
-    """Refuse settings that ask for another number of ranks than an outer launcher started.
+    """Refuse settings that ask for another number of ranks on this host than an outer launcher started.
 
     Raises:
         ConfigError: They do.
     """
     if processes is not None and processes != info.local_world_size and not info.is_ours:
+        here = "" if info.local_world_size == info.world_size else f" on {socket.gethostname()}"
         raise ConfigError(
-            f"--processes {processes}: {info.launcher} started {info.local_world_size} ranks on this host; leave it out"
+            f"--processes {processes}: {info.launcher} started {info.local_world_size} ranks{here}; leave it out"
         )
+
+
+def silence_connections() -> None:
+    """Keep torch from printing what it thinks of connections, unless the user has said what it should print.
+
+    It warns, with a trace of C++ calls, where a peer is gone, and where an address has no name; ranks say themselves
+    what matters of it. Counts before torch is loaded.
+    """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -78,7 +78,7 @@ def meet(store: Store, rank: int, world_size: int) -> Team:
         rank: This one.
         world_size: Count of ranks.
     """
-    place = _place() if load_kernels().compiled else f"rank {rank}"
+    place = place_of_process() if load_kernels().compiled else f"rank {rank}"
     told = _tell(store, "place", rank, world_size, [place, os.getpid()])
     first = next(r for r in range(world_size) if told[r][0] == place)
     own = place if _can_open_files_of(told[first][1]) else f"rank {rank}"
@@ -94,7 +94,7 @@ def _tell(store: Store, what: str, rank: int, world_size: int, values: list[Any]
     return [json.loads(store.get(f"{what}/{r}")) for r in range(world_size)]
 
 
-def _place() -> str:
+def place_of_process() -> str:
     """What processes have in common that can open each other's memory: the kernel and the namespace of processes."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {Path('/proc/self/ns/pid').stat().st_ino}"

@@ -20,12 +20,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
 
+from fleetune.cluster.network import interface_of, interfaces
 from fleetune.cluster.rank import RankInfo, as_environment
+from fleetune.comm.comparison import check_alone, differences_in_words
 from fleetune.comm.hosts import meet
+from fleetune.comm.meeting import GLOO_INTERFACE, MeetingPoint, choose_interface, meeting_point, open_store
+from fleetune.comm.roll import call_roll, let_hear, wait_for
+from fleetune.comm.roster import Roster, own_facts
 from fleetune.comm.sync import GradientSync, SyncOptions, Table
-from fleetune.errors import FleetuneError, PeerError
+from fleetune.config import RunConfig
+from fleetune.errors import FleetuneError, LaunchError, PeerError
+from fleetune.kernels.library import failure_to_load, load_kernels
 
 _PATIENCE = timedelta(
     days=7
@@ -38,15 +44,17 @@ class Ranks:
     Args:
         info: Who this rank is; None for a single process.
         store: The key-value store that all ranks share; None for a single process.
+        roster: All ranks; None for a single process that nobody asked about.
     """
 
-    def __init__(self, info: RankInfo | None, store: Store | None) -> None:
+    def __init__(self, info: RankInfo | None, store: Store | None, roster: Roster | None = None) -> None:
         self.rank = 0 if info is None else info.rank
         self.world_size = 1 if info is None else info.world_size
         self.local_world_size = 1 if info is None else info.local_world_size
         self.has_own_launcher = info is not None and info.is_ours
+        self.roster = Roster(members=()) if roster is None else roster
         self._store = store
-        self._num_turns = self._num_syncs = 0
+        self._num_turns = self._num_syncs = self._num_agreements = 0
 
     @property
     def is_first(self) -> bool:
@@ -81,19 +89,54 @@ class Ranks:
         self._store.set(key, json.dumps({"result": result}))
         return result
 
-    def raise_once(self, failure: Exception | None) -> None:
-        """Raise what this rank failed with before the ranks met, if it did; where the first failed, it speaks for all.
+    @property
+    def has_several_hosts(self) -> bool:
+        """Whether ranks are on more than one host."""
+        return len(self.roster.hosts) > 1
+
+    def tell_all(self, value: Any) -> list[Any]:
+        """The JSON-ready values of all ranks, on all ranks."""
+        if self._store is None:
+            return [value]
+        self._num_agreements += 1
+        key = f"told/{self._num_agreements}"
+        self._store.set(f"{key}/{self.rank}", json.dumps(value))
+        if self.is_first:
+            keys = [f"{key}/{rank}" for rank in range(self.world_size)]
+            self._store.wait(keys, _PATIENCE)
+            texts = [text.decode() for text in self._store.multi_get(keys)]
+            self._store.set(key, f"[{','.join(texts)}]")
+        self._store.wait([key], _PATIENCE)
+        told: list[Any] = json.loads(self._store.get(key))
+        return told
+
+    def raise_any(self, failure: FleetuneError | None) -> None:
+        """Let the lowest rank that has failed raise that, and the others end without a word.
+
+        Args:
+            failure: What this rank failed with, if it did.
 
         Raises:
-            PeerError: On the other ranks, when the first one failed.
+            PeerError: Another rank failed, and says why itself.
         """
-
-        def raise_own() -> None:
+        try:
+            told = self.tell_all(None if failure is None else str(failure))
+        except RuntimeError:  # the store is gone
             if failure is not None:
-                raise failure
+                raise failure from None
+            raise
+        failed = [rank for rank, text in enumerate(told) if text is not None]
+        if not failed:
+            return
+        self._hear_out()
+        if failure is not None and failed[0] == self.rank:
+            raise failure
+        raise PeerError(f"rank {failed[0]}: {told[failed[0]]}")
 
-        self.on_first(raise_own)
-        raise_own()
+    def _hear_out(self) -> None:
+        """Do not let the first rank, which may hold the store, leave before all have read why the run ends."""
+        if self._store is not None:
+            let_hear(self._store, f"heard/{self._num_agreements}", self.world_size, is_first=self.is_first)
 
     def start_sum(self, values: Tensor) -> Callable[[], Tensor]:
         """Start to add up a small tensor over ranks, in place; the returned function waits for the result."""
@@ -149,37 +192,102 @@ class Ranks:
 
 
 @contextmanager
-def joined_ranks(info: RankInfo | None, timeout_s: float, failure: Exception | None = None) -> Iterator[Ranks]:
-    """Join the process group of the run for the time of a `with` block; a world of one needs none.
+def joined_ranks(
+    info: RankInfo | None, config: RunConfig, say: Callable[[str], None], *, threads: int | None = None
+) -> Iterator[Ranks]:
+    """Meet the other ranks, load the kernels, and join the process group for the time of a `with` block.
 
     Args:
         info: Who this rank is; None when no launcher started it.
-        timeout_s: How long a rank waits for another in one exchange, seconds.
-        failure: What this rank failed with before, which is raised as soon as its peers can know.
+        config: The settings: what was asked for, how long to wait, and what must be equal on all ranks.
+        say: Told, on the first rank, how hosts differ, and what is to be said of the kernels.
+        threads: Of this rank, where that is known already.
 
     Raises:
-        PeerError: The first rank failed before.
+        LaunchError: The ranks cannot meet, or are not those that were asked for.
+        ConfigError: They have other settings.
+        KernelError: The kernels were asked for, and cannot be had.
+        PeerError: Another rank failed.
     """
     if info is None or info.world_size == 1:
-        ranks = Ranks(None, None)
-        ranks.raise_once(failure)
-        yield ranks
+        roster = check_alone(own_facts(info, config, address=None, threads=threads), config)
+        if failure := failure_to_load(say):
+            raise failure
+        yield Ranks(None, None, roster.with_kernels([load_kernels().name]))
         return
     os.environ.update(as_environment(info))
-    if info.local_world_size == info.world_size:  # all on this host: a host name that resolves oddly does no harm
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    timeout = timedelta(seconds=timeout_s)
     with _ended_by_ctrl_c():
-        store, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
-        group_store = PrefixStore("gloo", store)
-        dist.init_process_group("gloo", store=group_store, rank=rank, world_size=world_size, timeout=timeout)
+        store, ranks = _meet_others(info, config, say, threads)
+        timeout = timedelta(seconds=config.ddp_timeout)
+        dist.init_process_group("gloo", store=PrefixStore("gloo", store), rank=info.rank, world_size=info.world_size,
+                                timeout=timeout)  # fmt: skip
         try:
-            ranks = Ranks(info, PrefixStore("fleetune", store))
-            ranks.raise_once(failure)
             yield ranks
             dist.barrier()  # the first rank holds the store: it must not leave while others still read
         finally:
             dist.destroy_process_group()
+
+
+def _meet_others(
+    info: RankInfo, config: RunConfig, say: Callable[[str], None], threads: int | None
+) -> tuple[Store, Ranks]:
+    """The store of all ranks, and the ranks: those that were asked for, with their kernels loaded."""
+    point = meeting_point(info, config.network, os.environ)
+    store = open_store(
+        info, point, timeout_s=config.timeout_s, exchange_timeout_s=config.ddp_timeout, environ=os.environ
+    )
+    facts = own_facts(info, config, address=_own_address(info, point, config.network), threads=threads)
+    if info.rank == 0 and point.notice is not None:
+        say(point.notice)
+    roster = call_roll(store, facts, config, config.timeout_s)
+    # Only now: compiling takes its time, and ranks are waited for no longer than --timeout_s.
+    failure = failure_to_load(say)
+    _hear_of_kernels(store, roster, info.rank, failure, config.ddp_timeout)
+    ranks = Ranks(info, PrefixStore("fleetune", store), roster)
+    ranks.raise_any(failure)
+    ranks.roster = roster.with_kernels(ranks.tell_all(load_kernels().name))
+    if ranks.is_first:
+        for line in differences_in_words(ranks.roster, config):
+            say(line)
+    _choose_interface(info, point, ranks.roster, config.network)
+    return store, ranks
+
+
+def _hear_of_kernels(store: Store, roster: Roster, rank: int, failure: Exception | None, patience_s: float) -> None:
+    """Wait until all ranks have loaded the kernels, or failed to."""
+    store.set(f"loaded/{rank}", "" if failure is None else str(failure))
+    if rank == 0:
+        late = wait_for(store, [f"loaded/{r}" for r in range(len(roster.members))], patience_s)
+        if late:
+            rank = int(late[0].rpartition("/")[2])
+            raise LaunchError(
+                f"{roster.host_name(rank)} (rank {rank}) did not load its kernels within {patience_s:g} s"
+            )
+
+
+def _own_address(info: RankInfo, point: MeetingPoint, network: str | None) -> str | None:
+    """The address by which other hosts know this one; None where all ranks are here, or it cannot be told yet."""
+    if info.local_world_size == info.world_size or point.is_everywhere:
+        return None
+    among = interfaces()
+    if interface_of(point.addresses[0], among) is not None and network is None:
+        return point.addresses[0]
+    name = choose_interface(point.addresses[0], network, among)
+    return next((interface.address for interface in among if interface.name == name), None)
+
+
+def _choose_interface(info: RankInfo, point: MeetingPoint, roster: Roster, network: str | None) -> None:
+    """Tell gloo which interface leads to the other hosts, where the user has not: it would go by the host's name."""
+    if os.environ.get(GLOO_INTERFACE):
+        return
+    if len(roster.hosts) == 1 or info.local_world_size == info.world_size:
+        os.environ[GLOO_INTERFACE] = "lo"
+        return
+    towards: str | None = point.addresses[0]
+    if roster.lead_of(info.rank) == 0:  # the first rank's host: the others say where they are
+        towards = next((m.address for m in roster.members if m.place != roster.members[0].place and m.address), None)
+    if towards is not None and (name := choose_interface(towards, network)) is not None:
+        os.environ[GLOO_INTERFACE] = name
 
 
 @contextmanager

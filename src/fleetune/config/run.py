@@ -182,13 +182,17 @@ def _best_model_problems(config: RunConfig) -> list[str]:
     return []
 
 
-def check_train(config: RunConfig) -> None:
+def check_train(config: RunConfig, *, has_files: bool = True) -> None:
     """Refuse, before anything starts, a training run that lacks what it needs.
+
+    Args:
+        config: The settings.
+        has_files: Whether the data should be on this host.
 
     Raises:
         ConfigError: Lists every missing setting.
     """
-    problems = check_source(config, needs_train=True)
+    problems = check_source(config, needs_train=True, has_files=has_files)
     if config.model is None:
         problems.append("--model is missing: the folder or hub name of an encoder, for example bert-base-uncased")
     if config.output_dir is None:
@@ -197,8 +201,14 @@ def check_train(config: RunConfig) -> None:
         raise ConfigError(problems)
 
 
-def check_source(config: RunConfig, *, needs_train: bool) -> list[str]:
-    """The problems of where the data come from: no source, or two that exclude each other."""
+def check_source(config: RunConfig, *, needs_train: bool, has_files: bool = True) -> list[str]:
+    """The problems of where the data come from: no source, two that exclude each other, or files that are not there.
+
+    Args:
+        config: The settings.
+        needs_train: Whether it is for training.
+        has_files: Whether the files should be on this host.
+    """
     problems = []
     if config.task is None and config.dataset_name is None:
         if needs_train and config.train_file is None:
@@ -209,6 +219,11 @@ def check_source(config: RunConfig, *, needs_train: bool) -> list[str]:
             problems.append("--validation_file is missing: give one, or --do_eval false to train without evaluating")
     if config.dataset_name is not None and (config.train_file is not None or config.data_dir is not None):
         problems.append("--dataset_name excludes --train_file and --data_dir: give one source")
+    return problems + (_missing_files(config) if has_files else [])
+
+
+def _missing_files(config: RunConfig) -> list[str]:
+    problems = []
     files = {n: getattr(config, n) for n in ("train_file", "validation_file", "test_file")}
     for name, path in files.items():
         if path is not None and not path.is_file():

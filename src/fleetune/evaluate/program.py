@@ -12,7 +12,7 @@ from fleetune.comm.ranks import Ranks, joined_ranks
 from fleetune.config import RunConfig
 from fleetune.data.batches import CostModel
 from fleetune.data.dataset import prepare_inputs
-from fleetune.data.loading import load_data
+from fleetune.data.loading import load_data, table_here
 from fleetune.data.tasks import Task, custom_task, find_task, task_from_json, with_columns
 from fleetune.data.tokens import TokenTable
 from fleetune.errors import ConfigError
@@ -22,7 +22,7 @@ from fleetune.files import write_json, write_whole
 from fleetune.hardware.pinning import Place
 from fleetune.hardware.threads import set_threads
 from fleetune.kernels.contest import kernels_in_use
-from fleetune.kernels.library import failure_to_load
+from fleetune.model.here import with_model_here
 from fleetune.model.load import (
     Classifier,
     check_tokenizer_fits,
@@ -70,8 +70,7 @@ def evaluate_rank(
         place: The part of the host that this rank has taken, if it has.
     """
     terminal = open_terminal(info is None or info.rank == 0)
-    failure = failure_to_load(terminal.say)
-    with joined_ranks(info, config.ddp_timeout, failure) as ranks:
+    with joined_ranks(info, config, terminal.say, threads=None if place is None else place.part.threads) as ranks:
         model = open_model(config, ranks, terminal, place)
         data = load_data(model.config, model.tokenizer, ranks, model.terminal, splits=["validation"], task=model.task)
         for notice in data.notices:
@@ -98,10 +97,10 @@ def predict_rank(
         place: The part of the host that this rank has taken, if it has.
     """
     terminal = open_terminal(info is None or info.rank == 0)
-    failure = failure_to_load(terminal.say)
-    with joined_ranks(info, config.ddp_timeout, failure) as ranks:
+    with joined_ranks(info, config, terminal.say, threads=None if place is None else place.part.threads) as ranks:
         model = open_model(config, ranks, terminal, place)
-        table = TokenTable.open(Path(ranks.on_first(lambda: str(tokenise(model, source).folder))))
+        folder = ranks.on_first(lambda: str(tokenise(model, source).folder))
+        table = TokenTable.open(table_here(folder, "the tokens", ranks, config.cache_dir, terminal.say))
         with model.terminal.bar("predicting", len(table), "examples") as bar:
             logits = model.predictor.logits(table, bar.move_to)
         table = dataclasses.replace(table, labels=None)
@@ -149,6 +148,7 @@ def tokenise(model: FinishedModel, source: Path) -> TokenTable:
 def open_model(config: RunConfig, ranks: Ranks, terminal: Terminal, place: Place | None = None) -> FinishedModel:
     """The model of a finished run, or of any folder or hub name that holds a classifier."""
     set_threads(config.threads, local_world_size=ranks.local_world_size, speaks=ranks.is_first, place=place)
+    config = with_model_here(config, ranks, terminal.say)
     model_config, tokenizer = load_model_config(config), load_tokenizer(config)
     config = config.replace(max_seq_length=check_tokenizer_fits(tokenizer, model_config, config.max_seq_length))
     task = task_of(config, model_config.id2label or {})

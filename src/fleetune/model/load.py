@@ -78,7 +78,7 @@ def load_tokenizer(config: RunConfig) -> Any:
     if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
         raise ModelError(f"{source}: the folder holds no tokenizer ({', '.join(_TOKENIZER_FILES[:3])}, ...): "
                          "copy one there or name one with --tokenizer_name")  # fmt: skip
-    with _reading(source, "tokenizer"):
+    with reading(source, "tokenizer"):
         return AutoTokenizer.from_pretrained(source, **_access(config))
 
 
@@ -91,16 +91,25 @@ def load_model_config(config: RunConfig) -> Any:
     from transformers import AutoConfig
 
     assert config.model is not None
-    folder = Path(config.model)
-    if not folder.exists() and config.model.startswith((".", "/", "~")):
+    check_model_folder(config.model)
+    with reading(config.model, "config"):
+        return AutoConfig.from_pretrained(config.model, **_access(config))
+
+
+def check_model_folder(source: str) -> None:
+    """Refuse a folder that holds no model; a name that is no folder may be of the hub.
+
+    Raises:
+        ModelError: It is not there, or has no config or weights.
+    """
+    folder = Path(source)
+    if not folder.exists() and source.startswith((".", "/", "~")):
         raise ModelError(f"--model {folder}: there is no such folder")
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder}: no config.json: this is not a folder of a Hugging Face model")
         if not any((folder / name).is_file() for name in _WEIGHT_FILES):
             raise ModelError(f"{folder}: the folder holds no weights ({_WEIGHT_FILES[0]} or {_WEIGHT_FILES[2]})")
-    with _reading(config.model, "config"):
-        return AutoConfig.from_pretrained(config.model, **_access(config))
 
 
 def check_tokenizer_fits(tokenizer: Any, model_config: Any, max_seq_length: int) -> int:
@@ -136,7 +145,7 @@ def load_classifier(config: RunConfig, model_config: Any, task: Task, pad_token_
     keeps_head = labels.keeps_head if labels is not None else model_config.num_labels == 1
     _name_labels(model_config, labels)
     torch.manual_seed(config.seed)
-    with _reading(str(config.model), "weights"):
+    with reading(str(config.model), "weights"):
         model, report = AutoModelForSequenceClassification.from_pretrained(
             config.model, config=model_config, output_loading_info=True, ignore_mismatched_sizes=True,
             dtype=torch.float32, **_access(config),
@@ -188,7 +197,7 @@ def _access(config: RunConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def _reading(source: str, what: str) -> Iterator[None]:
+def reading(source: str, what: str) -> Iterator[None]:
     """Map the many ways in which transformers fails to one error."""
     try:
         with quiet_transformers():

@@ -32,6 +32,9 @@ class RunRecord:
     """Columns, labels and metrics of the task."""
     versions: dict[str, str] = field(default_factory=dict)
     host: dict[str, Any] = field(default_factory=dict)
+    """Of the first rank."""
+    roster: list[dict[str, Any]] = field(default_factory=list)
+    """Host, process, versions, CPU, threads and kernels of every rank."""
     started: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
     resumed_at_step: int | None = None
     step: int = 0

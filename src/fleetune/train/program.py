@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fleetune.cluster.rank import RankInfo, read_rank
+from fleetune.cluster.rank import RankInfo, read_rank, speaks_for_all
 from fleetune.cluster.start import LOG_FOLDER, start_ranks, starts_elsewhere
 from fleetune.comm.ranks import Ranks, joined_ranks
 from fleetune.config import RunConfig
@@ -25,7 +25,7 @@ from fleetune.hardware.pinning import Place
 from fleetune.hardware.threads import set_threads
 from fleetune.hardware.versions import read_versions
 from fleetune.kernels.contest import kernels_in_use
-from fleetune.kernels.library import failure_to_load
+from fleetune.model.here import with_model_here
 from fleetune.model.load import (
     check_tokenizer_fits,
     load_classifier,
@@ -62,8 +62,7 @@ def finetune(config: RunConfig) -> RunRecord:
             With several processes, what a rank finds comes as a `LaunchError`; the rank prints the reason.
         Stopped: A signal asked the run to stop; it has been saved.
     """
-    if not starts_elsewhere(config):
-        check_before_start(config)
+    check_before_start(config, has_files=speaks_for_all(os.environ) and not starts_elsewhere(config))
     assert config.output_dir is not None
     status = start_ranks(["train"], config, log_dir=config.output_dir / LOG_FOLDER)
     if status is None:
@@ -83,8 +82,11 @@ def run_rank(config: RunConfig, info: RankInfo | None, place: Place | None = Non
         place: The part of the host that this rank has taken, if it has.
     """
     terminal = open_terminal(info is None or info.rank == 0)
-    failure = failure_to_load(terminal.say)  # before the ranks meet: compiling is not kept waiting for
-    with joined_ranks(info, config.ddp_timeout, failure) as ranks, open_output(config, ranks) as record:
+    own_threads = None if place is None else place.part.threads
+    with (
+        joined_ranks(info, config, terminal.say, threads=own_threads) as ranks,
+        open_output(config, ranks) as record,
+    ):
         local_world_size = ranks.local_world_size
         threads = set_threads(config.threads, local_world_size=local_world_size, speaks=ranks.is_first, place=place)
         run = prepare(config, ranks, threads, record, terminal)
@@ -103,7 +105,10 @@ def run_rank(config: RunConfig, info: RankInfo | None, place: Place | None = Non
 def open_output(config: RunConfig, ranks: Ranks) -> Iterator[RunRecord]:
     """Claim the output folder for the time of the run, and make the record that will be written into it."""
     assert config.output_dir is not None
-    record = RunRecord(config=kept_settings(config), versions=read_versions(), host=dataclasses.asdict(read_host()))
+    record = RunRecord(
+        config=kept_settings(config), versions=read_versions(), host=dataclasses.asdict(read_host()),
+        roster=[member.for_record() for member in ranks.roster.members],
+    )  # fmt: skip
     release: list[Callable[[], None]] = []
 
     def take() -> None:
@@ -122,16 +127,18 @@ def open_output(config: RunConfig, ranks: Ranks) -> Iterator[RunRecord]:
 def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, terminal: Terminal) -> TrainingRun:
     """Load model and data, make the plan, and put the run together; nothing is written yet."""
     with record.phase("model"):
-        model_config = load_model_config(config)
-        tokenizer = load_tokenizer(config)
+        found = with_model_here(config, ranks, terminal.say)
+        model_config = load_model_config(found)
+        tokenizer = load_tokenizer(found)
         config = shortened(config, check_tokenizer_fits(tokenizer, model_config, config.max_seq_length), record)
     with record.phase("data"):
         data = load_data(config, tokenizer, ranks, terminal, splits=wanted_splits(config))
     with record.phase("model"):
-        classifier = load_classifier(config, model_config, data.task, tokenizer.pad_token_id or 0)
+        classifier = load_classifier(found, model_config, data.task, tokenizer.pad_token_id or 0)
     tables = {name: with_model_labels(table, classifier) for name, table in data.splits.items()}
     train_table = tables["train"]
-    precision = agreed_precision(config, classifier, ranks, earlier=earlier_dtype(config))
+    earlier = earlier_dtype(config) if ranks.is_first else None
+    precision = agreed_precision(config, classifier, ranks, earlier=earlier)
     plan = make_plan(
         config, processes=ranks.world_size, threads=threads, num_examples=len(train_table),
         num_tokens=train_table.num_tokens, longest=int(train_table.lengths.max()), unpadded=classifier.unpadded,
