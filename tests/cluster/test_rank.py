@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fleetune.cluster import rank as rank_module
-from fleetune.cluster.rank import DIALECTS, RankInfo, as_environment, is_loopback, rank_variable, read_rank
+from fleetune.cluster.rank import DIALECTS, RankInfo, as_environment, host_names, is_loopback, rank_variable, read_rank
 from fleetune.errors import ConfigError
 
 TORCHRUN = {
@@ -346,3 +346,46 @@ def test_imports_no_torch(module: str) -> None:
     code = f"import sys, {module}; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# ---- Slurm's hosts, --port_range, and ranks that as_rank has prepared
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("node1", ["node1"]),
+        ("node[1-3],gpu1", ["node1", "node2", "node3", "gpu1"]),
+        ("node[08-10,12]", ["node08", "node09", "node10", "node12"]),
+        ("r[1-2]n[5,7]-ib", ["r1n5-ib", "r1n7-ib", "r2n5-ib", "r2n7-ib"]),
+        ("", []),
+    ],
+)
+def test_hosts_as_slurm_writes_them(text: str, expected: list[str]) -> None:
+    assert host_names(text) == expected
+
+
+def test_a_step_meets_at_its_first_host() -> None:
+    step = {**SLURM, "SLURM_NTASKS_PER_NODE": "1", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "node[1-4]"}
+    for more, expected in (
+        ({}, "node1"),
+        ({"SLURM_STEP_NODELIST": "node[3-4]"}, "node3"),
+        ({"MASTER_ADDR": "10.0.0.9"}, "10.0.0.9"),
+    ):
+        info = read_rank({**step, **more})
+        assert info is not None
+        assert info.main_address == expected
+
+
+def test_a_shared_port_keeps_to_the_range() -> None:
+    info = read_rank({**SLURM, "FLEETUNE_PORT_RANGE": "29500-29502"})
+    assert info is not None
+    assert info.main_port in range(29500, 29503)
+    assert read_rank({**SLURM, "FLEETUNE_PORT_RANGE": "29500-29502"}) == info
+
+
+def test_the_rank_variable_of_a_prepared_rank_is_its_launchers() -> None:
+    """Whether Slurm has bound a rank is told by Slurm's rules."""
+    prepared = {**SLURM, **TORCHRUN, "RANK": "1", "WORLD_SIZE": "2", "FLEETUNE_LAUNCHER": "slurm"}
+    assert rank_variable(prepared) == "SLURM_PROCID"
+    assert rank_variable({**TORCHRUN, "FLEETUNE_LAUNCHER": "local"}) == "RANK"

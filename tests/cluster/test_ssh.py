@@ -184,7 +184,8 @@ def test_three_hosts_train_the_model_that_one_process_trains(
 def test_a_script_gets_the_variables_of_torchrun(launch: Callable[..., Run], lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "tell.py").write_text(
         "import json, os, sys\n"
-        "print(json.dumps({'host': os.uname().nodename, 'argv': sys.argv[1:], 'cwd': os.getcwd(), **os.environ}))\n"
+        "about = {'host': os.uname().nodename, 'argv': sys.argv[1:], 'cwd': os.getcwd()}\n"
+        "print(json.dumps({**about, 'cores': len(os.sched_getaffinity(0)), **os.environ}))\n"
     )
     (tmp_path / "hosts").write_text("# two ranks on the second\nnode1\nnode2 slots=2\n")
     odd = ["a b", "it's", '"', "$HOME", "*", "", "ä\nö", "--hosts"]
@@ -205,6 +206,8 @@ def test_a_script_gets_the_variables_of_torchrun(launch: Callable[..., Run], lab
     assert {rank["GLOO_SOCKET_IFNAME"] for rank in told} == {"eth0"}
     assert [rank["host"] for rank in told] == ["node1", "node2", "node2"]
     assert [rank["argv"] for rank in told] == [odd] * 3
+    if len(os.sched_getaffinity(0)) == 2:
+        assert [rank["cores"] for rank in told] == [2, 1, 1]  # each of node2's ranks keeps to its own
     assert {rank["cwd"] for rank in told} == {str(tmp_path)}
     assert {rank["HF_TOKEN"] for rank in told} == {"sesame"}  # a variable of a library's
     assert ["OTHER" in rank for rank in told] == [True, False, False]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from fleetune.cli.arguments import CLUSTER, add_dry_run, make_parser, parse, tell_notices
 from fleetune.cluster.job import script_job
-from fleetune.cluster.start import LOG_FOLDER, start_script
+from fleetune.cluster.outputs import LOG_FOLDER
+from fleetune.cluster.start import start_script
 from fleetune.errors import ConfigError
 
 DESCRIPTION = """Run a script as ranks, with the environment, cores and meeting point that `fleetune train` gives

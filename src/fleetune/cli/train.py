@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleetune.cli.arguments import add_dry_run, make_parser, parse, tell_notices
+from fleetune.cluster.outputs import LOG_FOLDER
 from fleetune.cluster.rank import read_rank, speaks_for_all
-from fleetune.cluster.start import LOG_FOLDER, plan_ranks, silence_connections, start_ranks, starts_elsewhere
+from fleetune.cluster.start import plan_ranks, silence_connections, start_ranks, starts_elsewhere
 from fleetune.config import RunConfig
 from fleetune.hardware.pinning import take_place
 
@@ -53,10 +54,5 @@ def be_rank(config: RunConfig) -> int:
     try:
         run_rank(config, info, place)
     except Stopped as stop:
-        if stop.is_first:
-            print(
-                f"stopped at step {stop.step}, saved; to go on: the same command with --resume_from_checkpoint",
-                flush=True,
-            )
         return 128 + stop.signal_number
     return 0

@@ -7,12 +7,16 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fleetune.cluster.outputs import LOG_FOLDER
+from fleetune.cluster.rank import CWD_VARIABLE, NETWORK_VARIABLE, PORT_RANGE_VARIABLE, THREADS_VARIABLE
 from fleetune.config.load import IN_ENVIRONMENT
 
+AS_RANK = ("-m", "fleetune.cluster.as_rank", "--")
+"""What Python is told before a job's command, where the launcher or the command is not our own."""
 SETTINGS_VARIABLE = "FLEETUNE_SETTINGS"
 """Holds the settings of a run as JSON, for hosts that have no file of the head's."""
 
@@ -90,6 +94,33 @@ def script_job(words: Sequence[str], environ: Mapping[str, str], **how: Any) -> 
     )  # fmt: skip
 
 
+def logs_folder(job: Job) -> Path:
+    """Where the ranks' logs go: into the output folder of a run of fleetune, else into the job's folder."""
+    settings = json.loads(job.environ.get(SETTINGS_VARIABLE, "{}"))
+    return job.cwd / (settings.get("output_dir") or "") / LOG_FOLDER
+
+
+def stops_on_usr1(job: Job) -> bool:
+    """Whether the ranks take SIGUSR1 for a request to stop, as our own training does; it ends other programs."""
+    return tuple(job.command[1:4]) == ("-m", "fleetune", "train")
+
+
+def through_as_rank(job: Job) -> Job:
+    """The job with its ranks going through `as_rank`, which gives each its cores before it becomes the command."""
+    return replace(job, command=(sys.executable, *AS_RANK, *job.command), environ={**job.environ, **told_ranks(job)})
+
+
+def told_ranks(job: Job) -> dict[str, str]:
+    """What `as_rank` reads of a job's settings."""
+    told = {
+        CWD_VARIABLE: str(job.cwd),
+        NETWORK_VARIABLE: job.network,
+        PORT_RANGE_VARIABLE: job.port_range,
+        THREADS_VARIABLE: None if job.threads is None else str(job.threads),
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     """Those variables of the user's that count on other hosts, too: of libraries, not of this session."""
     return {
@@ -121,6 +152,11 @@ def shown_words(command: Sequence[str]) -> list[str]:
 
 def _masked(text: str) -> str:
     return _LOGIN.sub(f"{_NOT_SHOWN}@", text)
+
+
+def holds_secret(name: str) -> bool:
+    """Whether a variable of this name is not shown to anybody, nor written anywhere."""
+    return _SECRET.search(name) is not None
 
 
 def as_words(environ: Mapping[str, str], command: Sequence[str]) -> str:

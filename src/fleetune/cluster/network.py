@@ -51,6 +51,14 @@ def interface_of(address: str, among: Iterable[Interface]) -> str | None:
     return next((interface.name for interface in among if interface.address == address), None)
 
 
+def addresses_of(name: str) -> list[str]:
+    """The addresses of a name; none where it has none."""
+    with contextlib.suppress(OSError, UnicodeError):
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+    return []
+
+
 def address_towards(target: str) -> str | None:
     """The address that this host would use towards another; None without a route. Sends nothing."""
     with contextlib.suppress(OSError):

@@ -15,7 +15,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from fleetune.cluster.network import DEFAULT_PORTS, parse_ports
 from fleetune.errors import ConfigError
+
+# What ranks are told that somebody else's launcher starts; the settings of the same names.
+NETWORK_VARIABLE = "FLEETUNE_NETWORK"
+PORT_RANGE_VARIABLE = "FLEETUNE_PORT_RANGE"
+THREADS_VARIABLE = "FLEETUNE_THREADS"
+CWD_VARIABLE = "FLEETUNE_CWD"
+"""The job's folder."""
+RANKS_VARIABLE = "FLEETUNE_RANKS_PER_HOST"
+"""Ranks of each host, in the hosts' order, as 2,2,1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +66,8 @@ class Dialect:
     """Index of the host, into a list such as "2(x3),1" when the local world size is one."""
     job: tuple[str, ...] = ()
     """Variables, all equal on all ranks, that together tell this run from others on the same hosts."""
+    hosts: tuple[str, ...] = ()
+    """Lists of the hosts, such as "node[01-03],gpu1"; rank 0 is on the first."""
 
 
 # The first complete set wins: what runs inside something else stands before it (torchrun started by srun,
@@ -92,6 +104,7 @@ DIALECTS = (
         local_world_size=("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
         node="SLURM_NODEID",
         job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
+        hosts=("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"),
     ),
     # PMIx hands its sizes out by calls, not by variables, so WORLD_SIZE has to come from the user.
     Dialect(
@@ -136,12 +149,17 @@ def read_rank(environ: Mapping[str, str]) -> RankInfo | None:
 def rank_variable(environ: Mapping[str, str]) -> str | None:
     """Name of the variable in which a launcher told this process its rank; None where none did.
 
+    Of a rank that `as_rank` has prepared, it is the launcher's own, not the RANK that was added.
+
     Raises:
         ConfigError: The variables of a rank are only half there.
     """
     environ = _without_empty_and_foreign(environ)
     dialect = _spoken_dialect(environ)
-    return None if dialect is None else _name(dialect.rank, environ)
+    if dialect is None:
+        return None
+    outer = next((other for other in DIALECTS if other.launcher == environ.get("FLEETUNE_LAUNCHER")), dialect)
+    return _name(outer.rank, environ) or _name(dialect.rank, environ)
 
 
 def speaks_for_all(environ: Mapping[str, str]) -> bool:
@@ -164,6 +182,21 @@ def as_environment(info: RankInfo) -> dict[str, str]:
         "MASTER_ADDR": info.main_address,
         "MASTER_PORT": str(info.main_port),
     }
+
+
+def host_names(text: str) -> list[str]:
+    """The hosts of a list as Slurm writes it: `node[08-10,12],gpu1` is node08, node09, node10, node12, gpu1."""
+    names = []
+    for entry in re.split(r",(?![^\[]*\])", text):
+        match = re.fullmatch(r"(.*?)\[([^\]]*)\](.*)", entry)
+        if match is None:
+            names += [entry] if entry else []
+            continue
+        for part in match[2].split(","):
+            first, _, last = part.partition("-")
+            numbers = range(int(first), int(last or first) + 1)
+            names += host_names(",".join(f"{match[1]}{number:0{len(first)}}{match[3]}" for number in numbers))
+    return names
 
 
 def is_loopback(address: str) -> bool:
@@ -332,7 +365,7 @@ def _of_this_node(dialect: Dialect, environ: Mapping[str, str], counts: str) -> 
 
 
 def _meeting_point(dialect: Dialect, environ: Mapping[str, str], *, all_local: bool) -> tuple[str, int]:
-    address = environ.get("MASTER_ADDR") or ("127.0.0.1" if all_local else None)
+    address = environ.get("MASTER_ADDR") or ("127.0.0.1" if all_local else _first_host(dialect, environ))
     told = environ.get("MASTER_PORT")
     if told is not None and not (_is_count(told) and 1 <= int(told) <= 65535):
         raise ConfigError(f"MASTER_PORT={told} is not a TCP port: a number from 1 to 65535 is expected")
@@ -353,7 +386,7 @@ def _meeting_point(dialect: Dialect, environ: Mapping[str, str], *, all_local: b
 def _shared_port(dialect: Dialect, environ: Mapping[str, str], *, all_local: bool) -> int | None:
     """A port that all ranks derive alike without talking; `None` when they share nothing to derive it from.
 
-    Below the ephemeral range (32768 and up on Linux), so that no outgoing connection can hold it.
+    One of `--port_range`, where that is given.
     """
     if dialect.job and all(name in environ for name in dialect.job):
         shared = ".".join(environ[name] for name in dialect.job)
@@ -361,7 +394,13 @@ def _shared_port(dialect: Dialect, environ: Mapping[str, str], *, all_local: boo
         shared = str(_launcher_pid(_name(dialect.rank, environ) or ""))
     else:
         return None
-    return 20000 + zlib.crc32(f"{dialect.launcher}:{shared}".encode()) % 10000
+    ports = parse_ports(environ[PORT_RANGE_VARIABLE]) if PORT_RANGE_VARIABLE in environ else DEFAULT_PORTS
+    return ports[zlib.crc32(f"{dialect.launcher}:{shared}".encode()) % len(ports)]
+
+
+def _first_host(dialect: Dialect, environ: Mapping[str, str]) -> str | None:
+    name = _name(dialect.hosts, environ)
+    return next(iter(host_names(environ[name])), None) if name is not None else None
 
 
 def _launcher_pid(rank_variable: str) -> int:

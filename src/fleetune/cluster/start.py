@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fleetune.cluster.hosts import Host, parse_hosts, read_hostfile, resolve
-from fleetune.cluster.job import Job, fleetune_job
+from fleetune.cluster.job import Job, fleetune_job, through_as_rank
 from fleetune.cluster.launchers.local import plan_local, run_local
+from fleetune.cluster.launchers.mpirun import run_with_mpirun
 from fleetune.cluster.launchers.ray_train import plan_ray, run_ray
+from fleetune.cluster.launchers.slurm import run_with_slurm
 from fleetune.cluster.launchers.ssh import plan_ssh, run_ssh, survey_hosts
+from fleetune.cluster.outputs import LOG_FOLDER
 from fleetune.cluster.rank import RankInfo, rank_variable, read_rank
 from fleetune.config import RunConfig
 from fleetune.errors import ConfigError
 from fleetune.hardware.host_plan import HostPlan
 from fleetune.hardware.pinning import plan_this_host
-
-LOG_FOLDER = "logs"
-"""Name of the folder that what ranks say is kept in."""
 
 
 def start_ranks(
@@ -71,9 +71,11 @@ def start_script(job: Job, config: RunConfig, *, log_dir: Path, dry_run: bool) -
         ConfigError: Hosts cannot be used.
         LaunchError: A host cannot take part.
     """
-    if wants_hosts(config):
-        return start_on_hosts(job, config, log_dir=log_dir, dry_run=dry_run)
-    return start_here(job, dry_run=dry_run)
+    if not wants_hosts(config):
+        return start_here(through_as_rank(job), dry_run=dry_run)
+    if chosen_launcher(config) in ("ssh", "ray"):  # all ranks of the others go that way
+        job = through_as_rank(job)
+    return start_on_hosts(job, config, log_dir=log_dir, dry_run=dry_run)
 
 
 def start_here(job: Job, *, dry_run: bool) -> int:
@@ -125,9 +127,19 @@ def _with_ray(job: Job, config: RunConfig, log_dir: Path, dry_run: bool) -> int:
     return run_ray(plan)
 
 
+def _with_mpirun(job: Job, config: RunConfig, log_dir: Path, dry_run: bool) -> int:
+    return run_with_mpirun(job, hosts_of(config), dry_run=dry_run, environ=os.environ, log_dir=job.cwd / log_dir)
+
+
+def _with_slurm(job: Job, config: RunConfig, log_dir: Path, dry_run: bool) -> int:
+    return run_with_slurm(
+        job, num_hosts=config.num_hosts, dry_run=dry_run, environ=os.environ, log_dir=job.cwd / log_dir
+    )
+
+
 Launcher = Callable[[Job, RunConfig, Path, bool], int]
 """(job, settings, folder for logs, whether only to print) -> exit status."""
-LAUNCHERS: dict[str, Launcher] = {"ssh": _with_ssh, "ray": _with_ray}
+LAUNCHERS: dict[str, Launcher] = {"ssh": _with_ssh, "mpirun": _with_mpirun, "slurm": _with_slurm, "ray": _with_ray}
 
 
 # ---- what the settings ask for

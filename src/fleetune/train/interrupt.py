@@ -1,4 +1,8 @@
-"""Ctrl-C and SIGTERM while training: finish the step, save on all ranks, end. A second one ends at once."""
+"""Ctrl-C and SIGTERM while training: finish the step, save on all ranks, end. A second one ends at once.
+
+SIGUSR1 means the same: it is what Open MPI's mpirun passes on to ranks without ending them a second later, and what
+Slurm is often asked to send before a job's time is over.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _SAME_REQUEST_S = 1.0  # a launcher may deliver one Ctrl-C twice: from the terminal, and passed on
 
 
@@ -29,7 +34,7 @@ class StopRequest:
         return self.signal is not None
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """The handler of both signals."""
+        """The handler of the signals."""
         if self.signal is None:
             self.signal, self._when = number, time.monotonic()
             if self._speaks:
@@ -45,17 +50,16 @@ class Stopped(Exception):  # noqa: N818 - an outcome, not an error
     Args:
         step: Updates done.
         signal_number: The signal, where this rank received it.
-        is_first: Whether this is the rank that speaks.
     """
 
-    def __init__(self, step: int, signal_number: int | None, *, is_first: bool) -> None:
-        self.step, self.signal_number, self.is_first = step, signal_number or signal.SIGTERM, is_first
-        super().__init__(f"stopped after step {step}")
+    def __init__(self, step: int, signal_number: int | None) -> None:
+        self.step, self.signal_number = step, signal_number or signal.SIGTERM
+        super().__init__(f"stopped at step {step}, saved; to go on: the same command with --resume_from_checkpoint")
 
 
 @contextmanager
 def listening(*, speaks: bool = False) -> Iterator[StopRequest]:
-    """Take the first SIGINT or SIGTERM as a request to stop, for the time of a `with` block.
+    """Take the first SIGINT, SIGTERM or SIGUSR1 as a request to stop, for the time of a `with` block.
 
     Outside the main thread, where Python allows no handlers, signals keep their meaning.
     """
@@ -63,7 +67,7 @@ def listening(*, speaks: bool = False) -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.signal(number, request.receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, request.receive) for number in SIGNALS}
     try:
         yield request
     finally:

@@ -154,7 +154,7 @@ def evaluate_if_due(run: TrainingRun, request: StopRequest) -> None:
 def stop_here(run: TrainingRun, request: StopRequest) -> NoReturn:
     """Save and end, at the same step on every rank."""
     save_checkpoint(run)
-    raise Stopped(run.state.step, request.signal, is_first=run.ranks.is_first)
+    raise Stopped(run.state.step, request.signal)
 
 
 class Pace:

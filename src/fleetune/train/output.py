@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleetune.cluster.start import LOG_FOLDER
+from fleetune.cluster.outputs import LOG_FOLDER
 from fleetune.config import RunConfig
 from fleetune.errors import OutputError
 from fleetune.files import disk_errors

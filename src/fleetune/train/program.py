@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fleetune.cluster.outputs import LOG_FOLDER
 from fleetune.cluster.rank import RankInfo, read_rank, speaks_for_all
-from fleetune.cluster.start import LOG_FOLDER, start_ranks, starts_elsewhere
+from fleetune.cluster.start import start_ranks, starts_elsewhere
 from fleetune.comm.ranks import Ranks, joined_ranks
 from fleetune.config import RunConfig
 from fleetune.config.values import nearest
@@ -95,9 +96,15 @@ def run_rank(config: RunConfig, info: RankInfo | None, place: Place | None = Non
         record.plan["host"] = None if place is None else place.plan.to_dict()
         resume(run)
         ranks.on_first(lambda: make_room(run))
-        with tracked(run), contextlib.closing(run.updates):
-            train(run)
-            finish(run)
+        try:
+            with tracked(run), contextlib.closing(run.updates):
+                train(run)
+                finish(run)
+        except Stopped as stop:
+            # Outer launchers end all ranks once one has ended: none may before the first has saved and said so.
+            words = str(stop)
+            ranks.on_first(lambda: terminal.say(words))
+            raise
     return record
 
 

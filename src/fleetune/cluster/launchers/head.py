@@ -98,7 +98,7 @@ class Head:
         }
         first = self._hosts[0]
         return self._ask({
-            host.name: asked | {"processes": host.slots or self._job.processes,
+            host.name: asked | {"processes": self._job.processes or host.slots,
                                 "towards": list(towards) if host is first else None}
             for host in self._hosts
         }, "survey")  # fmt: skip

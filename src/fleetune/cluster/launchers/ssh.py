@@ -48,7 +48,7 @@ class SshPlan:
                           f"logs: {self.log_dir}/<host>.<rank>.log"])  # fmt: skip
 
     def _of_host(self, host: Host) -> str:
-        count = host.slots or self.job.processes
+        count = self.job.processes or host.slots
         ranks = f"{count} rank{'s' if count != 1 else ''}" if count else "one rank for each of its NUMA nodes"
         named = {"RANK": "...", "WORLD_SIZE": "...", "MASTER_ADDR": self._address(), "MASTER_PORT": self._port(),
                  "GLOO_SOCKET_IFNAME": f"interface in {self.job.network or 'the route there'}"}  # fmt: skip
