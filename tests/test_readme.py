@@ -42,6 +42,7 @@ def workplace(tiny_model: Path, tiny_data: TinyData, tmp_path: Path) -> Path:
     shutil.copy(tiny_data.train, tmp_path / "train.csv")
     shutil.copy(tiny_data.validation, tmp_path / "dev.csv")
     write_pairs(tmp_path / "new.csv", 9, seed=5)
+    (tmp_path / "my.py").write_text("import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
     mrpc = tmp_path / "glue_data" / "MRPC"
     mrpc.mkdir(parents=True)
     for name, count in (("train", 20), ("dev", 6)):
@@ -98,6 +99,20 @@ def test_evaluate_and_predict_commands(workplace: Path) -> None:
 def test_the_plan_command(workplace: Path) -> None:
     (command,) = (c for c in COMMANDS if c == "fleetune plan")
     assert run(command, workplace).startswith("rank  host")
+
+
+def test_the_command_for_a_script_of_ones_own(workplace: Path) -> None:
+    (command,) = (c for c in COMMANDS if c.startswith("fleetune launch"))
+    assert sorted(run(command, workplace).splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+
+
+def test_the_doctor_command(workplace: Path) -> None:
+    """It may find something here, which is no fault of its own."""
+    (command,) = (c for c in COMMANDS if c == "fleetune doctor")
+    result = subprocess.run([sys.executable, "-m", *command.split()], cwd=workplace, env=environment(**home(workplace)),
+                            check=False, capture_output=True, text=True, timeout=240)  # fmt: skip
+    assert result.returncode in (0, 1), result.stderr
+    assert "cpu" in result.stdout.lower()
 
 
 def test_the_kernels_command(workplace: Path) -> None:
