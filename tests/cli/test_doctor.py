@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetune.cli import doctor
+from fleetune.cli import doctor, main
 from fleetune.cluster.hosts import Host
 from fleetune.config import RunConfig
 from fleetune.doctor.examine import Scope, probe_command
@@ -125,3 +125,12 @@ def test_the_scope_is_that_of_a_run() -> None:
     assert (scope.ports, scope.has_own_ports) == (range(29500, 29511), True)
     assert (scope.network, scope.timeout_s) == ("10.0.0.0/8", 7)
     assert doctor.scope_of(RunConfig()).ports == range(20000, 30000)
+
+
+def test_a_dry_run_prints_the_command_of_each_host(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["doctor", "--hosts", "no-such-host,me@10.0.0.9", "--dry_run"]) == 0
+    first, second, what = capsys.readouterr().out.splitlines()
+    assert first.startswith("no-such-host: ssh -T -o BatchMode=yes ")
+    assert " -- me@10.0.0.9 " in second
+    assert second.endswith("-m fleetune.doctor.probe 10.0.0.9'")
+    assert "standard input" in what

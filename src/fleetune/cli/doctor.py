@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fleetune.cli.arguments import make_parser, parse, tell_notices
+from fleetune.cli.arguments import add_dry_run, make_parser, parse, tell_notices
 from fleetune.cluster.hosts import Host, resolve
 from fleetune.cluster.network import DEFAULT_PORTS, parse_network, parse_ports
 from fleetune.cluster.start import named_hosts
 from fleetune.config import RunConfig
 from fleetune.doctor.checks.all import findings
-from fleetune.doctor.examine import Examination, Say, Scope, examine
+from fleetune.doctor.examine import Examination, Say, Scope, examine, probe_command
 from fleetune.doctor.facts import to_json
 from fleetune.doctor.finding import Finding, Status, about, failure
 from fleetune.doctor.table import show, worst_of
@@ -31,13 +32,16 @@ FIELDS = frozenset({"hosts", "hostfile", "network", "port_range", "timeout_s", "
 
 def run(words: Sequence[str]) -> int:
     """Examine the hosts, and show the findings."""
-    parser = make_parser("doctor", DESCRIPTION, FIELDS)
+    parser = add_dry_run(make_parser("doctor", DESCRIPTION, FIELDS))
     parser.add_argument("--json", action="store_true", help="print facts, measurements and findings as JSON")
-    parsed = parse(parser, words, ("json",))
+    parsed = parse(parser, words, ("json", "dry_run"))
     as_json = parsed.extra.get("json", False)
     if not as_json:
         tell_notices(parsed)
     scope = scope_of(parsed.config)
+    if parsed.extra.get("dry_run"):
+        print("\n".join(as_commands(asked_hosts(parsed.config), scope)))
+        return 0
     hosts, unknown = known_hosts(asked_hosts(parsed.config))
     with _telling() as say:
         examination = examine(hosts, scope, say) if hosts else Examination(scope=scope, views=())
@@ -104,6 +108,15 @@ def known_hosts(hosts: Sequence[Host]) -> tuple[tuple[Host, ...], tuple[Finding,
 
 
 # ---- output
+
+
+def as_commands(hosts: Sequence[Host], scope: Scope) -> list[str]:
+    """What would be run to look at each host; names are not looked up."""
+    lines = [f"{host.name}: {shlex.join(probe_command(host, scope))}" for host in hosts]
+    return [
+        *lines,
+        "each answers questions on its standard input, listens on a few ports for seconds, and ends with it",
+    ]
 
 
 def as_mapping(examination: Examination, found: Sequence[Finding]) -> dict[str, Any]:

@@ -90,6 +90,10 @@ class Connection:
         except subprocess.TimeoutExpired:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
+        for reader, pipe in zip(self._readers, (self._process.stdout, self._process.stderr), strict=True):
+            reader.join(_CLOSING_S)
+            if pipe is not None and not reader.is_alive():  # a shared connection of ssh's may keep the other end
+                pipe.close()
 
     def why_gone(self) -> str:
         """Why the connection ended, with how to mend it."""
