@@ -16,6 +16,7 @@ import fleetune
 from fleetune.cluster.job import Job
 from fleetune.cluster.launchers.ray_train import RankError, check_size, plan_ray, run_beside
 from fleetune.errors import ConfigError, LaunchError
+from fleetune.hardware.host import usable_cores
 from lab import Lab
 from tests.conftest import TinyData, Train, losses_of
 
@@ -91,7 +92,7 @@ def test_ray_trains_the_model_that_one_process_trains(
     lab, environ = cluster
     one = train("one", model=tiny_model_with_dropout, per_device_train_batch_size=33)
     settings = {
-        "launcher": "ray", "num_hosts": 3, "threads": 1, "model": tiny_model_with_dropout,
+        "launcher": "ray", "num_hosts": 3, "model": tiny_model_with_dropout,
         "train_file": tiny_data.train, "validation_file": tiny_data.validation, "output_dir": tmp_path / "three",
         "learning_rate": 1e-3, "scale_lr": "none", "num_train_epochs": 2, "logging_steps": 1, "report_to": "none",
         "per_device_train_batch_size": 11, "cache_dir": tmp_path / "cache",
@@ -100,6 +101,8 @@ def test_ray_trains_the_model_that_one_process_trains(
     command = [sys.executable, "-m", "fleetune", "train", *words]
     result = lab.hosts[1].run(command, env=environ, cwd=tmp_path, timeout=240)
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+    if usable_cores() > 1:
+        assert "OMP_NUM_THREADS=1 is Ray's own default, not a choice: using" in result.stdout
     of_rank_0 = next(line for line in result.stdout.splitlines() if "global batch" in line)
     assert ", ip=" not in of_rank_0  # how Ray marks lines from other hosts than this, which has model and data
     np.testing.assert_allclose(losses_of(tmp_path / "three"), losses_of(one), rtol=2e-5)

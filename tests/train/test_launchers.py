@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Train, fleetune, read_json
+from fleetune.cluster.network import free_port
+from tests.conftest import TinyData, Train, environment, fleetune, read_json
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 TORCHRUN_MODULE = (*TORCHRUN, "-m")
@@ -116,3 +117,33 @@ def test_evaluate_works_from_any_folder(train: Train, tmp_path: Path, monkeypatc
     (tmp_path / "here" / "train.csv").unlink()  # evaluating needs the validation data only
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert "accuracy" in fleetune("evaluate", output).stdout
+
+
+GROUP_BEFORE = """
+import sys
+import torch.distributed as dist
+from fleetune import RunConfig, finetune
+dist.init_process_group("gloo")
+config = RunConfig(model=sys.argv[1], train_file=sys.argv[2], validation_file=sys.argv[3], output_dir="out",
+                   max_steps=2, report_to="none", save_strategy="no", cache_dir="cache", per_device_train_batch_size=8)
+record = finetune(config)
+print("still there:", dist.get_world_size(), record.plan["processes"])
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("launcher", ["fleetune launch", "torchrun"])
+def test_a_script_may_have_a_process_group_already(
+    launcher: str, tiny_model: Path, tiny_data: TinyData, tmp_path: Path
+) -> None:
+    """As a worker of Ray's TorchTrainer has, too."""
+    (tmp_path / "script.py").write_text(GROUP_BEFORE)
+    start = {
+        "fleetune launch": ["-m", "fleetune", "launch", "--processes", "2"],
+        "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())],
+    }[launcher]
+    words = ["script.py", str(tiny_model), str(tiny_data.train), str(tiny_data.validation)]
+    result = subprocess.run([sys.executable, *start, *words], cwd=tmp_path, env=environment(), capture_output=True,
+                            text=True, timeout=240, check=False)  # fmt: skip
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+    assert result.stdout.splitlines().count("still there: 2 2") == 2

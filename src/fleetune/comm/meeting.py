@@ -168,9 +168,8 @@ def open_store(
     Raises:
         LaunchError: The port is taken, or rank 0 cannot be reached.
     """
-    served_by_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     timeout = timedelta(seconds=exchange_timeout_s)
-    if info.rank == 0 and not served_by_agent:
+    if info.rank == 0 and not agent_serves(environ):
         address = point.addresses[0]
         listening = listen(address, info.main_port)
         within = "127.0.0.1" if address == _ANY else address
@@ -182,6 +181,11 @@ def open_store(
         store = _reach(info, point, time.monotonic() + timeout_s, timeout_s)
         store.set_timeout(timeout)
     return PrefixStore(f"attempt/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def agent_serves(environ: Mapping[str, str]) -> bool:
+    """Whether torchrun's agent serves a store at the meeting point, for its ranks to use."""
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
 def listen(address: str, port: int) -> socket.socket:

@@ -13,6 +13,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -21,11 +22,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from fleetune.cluster.network import interface_of, interfaces
+from fleetune.cluster.network import DEFAULT_PORTS, free_port, interface_of, interfaces, parse_ports
 from fleetune.cluster.rank import RankInfo, as_environment
 from fleetune.comm.comparison import check_alone, differences_in_words
 from fleetune.comm.hosts import meet
-from fleetune.comm.meeting import GLOO_INTERFACE, MeetingPoint, choose_interface, meeting_point, open_store
+from fleetune.comm.meeting import (
+    GLOO_INTERFACE,
+    MeetingPoint,
+    agent_serves,
+    choose_interface,
+    meeting_point,
+    open_store,
+)
 from fleetune.comm.roll import call_roll, let_hear, wait_for
 from fleetune.comm.roster import Roster, own_facts
 from fleetune.comm.sync import GradientSync, SyncOptions, Table
@@ -215,17 +223,44 @@ def joined_ranks(
             raise failure
         yield Ranks(None, None, roster.with_kernels([load_kernels().name]))
         return
-    os.environ.update(as_environment(info))
+    has_group = dist.is_initialized()
+    if has_group:
+        info = _beside_the_group(info, config)
+    else:
+        os.environ.update(as_environment(info))
     with _ended_by_ctrl_c():
         store, ranks = _meet_others(info, config, say, threads)
         timeout = timedelta(seconds=config.ddp_timeout)
-        dist.init_process_group("gloo", store=PrefixStore("gloo", store), rank=info.rank, world_size=info.world_size,
-                                timeout=timeout)  # fmt: skip
+        if not has_group:
+            dist.init_process_group("gloo", store=PrefixStore("gloo", store), rank=info.rank,
+                                    world_size=info.world_size, timeout=timeout)  # fmt: skip
         try:
             yield ranks
             dist.barrier()  # the first rank holds the store: it must not leave while others still read
         finally:
-            dist.destroy_process_group()
+            if not has_group:
+                dist.destroy_process_group()
+
+
+def _beside_the_group(info: RankInfo, config: RunConfig) -> RankInfo:
+    """This rank with a port of its own to meet at: that of the caller's process group, which is used, is taken.
+
+    So is it where a script has called `init_process_group` before `finetune`, and in a worker of Ray's TorchTrainer.
+
+    Raises:
+        LaunchError: The group is of other ranks than the launcher's variables say, or no port is free.
+    """
+    if (dist.get_rank(), dist.get_world_size()) != (info.rank, info.world_size):
+        raise LaunchError(
+            f"torch.distributed is initialised as rank {dist.get_rank()} of {dist.get_world_size()}, but the "
+            f"launcher's variables say rank {info.rank} of {info.world_size}: initialise it with those, or leave it to fleetune"
+        )
+    if agent_serves(os.environ):  # for any number of groups
+        return info
+    ports = DEFAULT_PORTS if config.port_range is None else parse_ports(config.port_range)
+    port = torch.tensor([free_port("", ports) if info.rank == 0 else 0])
+    dist.broadcast(port, src=0)
+    return replace(info, main_port=int(port))
 
 
 def _meet_others(
