@@ -253,7 +253,8 @@ def _beside_the_group(info: RankInfo, config: RunConfig) -> RankInfo:
     if (dist.get_rank(), dist.get_world_size()) != (info.rank, info.world_size):
         raise LaunchError(
             f"torch.distributed is initialised as rank {dist.get_rank()} of {dist.get_world_size()}, but the "
-            f"launcher's variables say rank {info.rank} of {info.world_size}: initialise it with those, or leave it to fleetune"
+            f"launcher's variables say rank {info.rank} of {info.world_size}: initialise it with those, or leave that "
+            "to fleetune"
         )
     if agent_serves(os.environ):  # for any number of groups
         return info
