@@ -86,3 +86,14 @@ def test_a_host_that_refuses(launch: object) -> None:
     assert result.stderr == (
         "error: host refused: it refuses the key; `ssh-copy-id refused`, or start an agent that has the key\n"
     )
+
+
+def test_ranks_that_print_more_than_anybody_reads(launch: object, tmp_path: Path) -> None:
+    """All of it arrives, in order; the head holds back who prints faster than it writes."""
+    assert callable(launch)
+    count = 20_000
+    (tmp_path / "noisy.py").write_text(f"for i in range({count}):\n    print(i, 'x' * 50)\n")
+    result = launch("localhost,other", "noisy.py")
+    expected = [f"{i} {'x' * 50}" for i in range(count)]
+    assert result.stdout.splitlines() == expected
+    assert (tmp_path / "logs" / "other.1.log").read_text().splitlines() == expected

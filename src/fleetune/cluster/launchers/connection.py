@@ -20,6 +20,8 @@ from fleetune.cluster.remote import CONNECT_TIMEOUT_S, FAILED, python_command, s
 from fleetune.errors import LaunchError
 
 _LAST_WORDS = 20
+_MOST_UNHANDLED = 1000
+"""Messages of a host that wait for the head: a rank that prints faster waits at its pipe, not in our memory."""
 _CLOSING_S = 2.0
 NO_PROGRAM = (126, 127)
 """Exit statuses of a shell that cannot run a command."""
@@ -53,9 +55,9 @@ class Connection:
 
     def __init__(self, host: Host, timeout_s: int, put: Callable[[Said], None]) -> None:
         self.host, self.heard = host, time.monotonic()
-        self.has_ended = False
+        self._is_full = self.has_ended = False
         """Whether its ranks have ended, or it has gone."""
-        self._put = put
+        self._put, self._room, self._telling = put, threading.Semaphore(_MOST_UNHANDLED), threading.Lock()
         self._errors: collections.deque[str] = collections.deque(maxlen=_LAST_WORDS)
         command = start_command(host, timeout_s)
         try:
@@ -74,11 +76,19 @@ class Connection:
             reader.start()
 
     def tell(self, message: Message) -> None:
-        """Send a message; one to an agent that is gone is lost."""
+        """Send a message, from any thread; one to an agent that is gone is lost."""
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
+        with self._telling, contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
+
+    def handled(self) -> None:
+        """One of its messages has been handled: there is room for another."""
+        self._room.release()
+
+    def silence_s(self) -> float:
+        """Seconds since the host was heard of; none while its messages wait for the head."""
+        return 0.0 if self._is_full else time.monotonic() - self.heard
 
     def close(self, grace_s: float = _CLOSING_S) -> None:
         """End the connection: the agent, if it is there, ends its ranks."""
@@ -117,7 +127,10 @@ class Connection:
         for line in self._process.stdout:
             text = line.decode(errors="replace")
             if text.startswith(MARK):
-                self.heard = time.monotonic()
+                self._is_full = not self._room.acquire(blocking=False)
+                if self._is_full:
+                    self._room.acquire()
+                self.heard, self._is_full = time.monotonic(), False
                 self._put(Said(host=self.host, message=json.loads(text.removeprefix(MARK))))
         self._put(Said(host=self.host, message=None))
 

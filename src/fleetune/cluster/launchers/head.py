@@ -6,6 +6,7 @@ import contextlib
 import queue
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,14 +58,16 @@ class Head:
         self._failures: list[_Failure] = []
         self._statuses: list[int] = []
         self._deadline: tuple[float, Callable[[], None]] | None = None
-        self._next_beat = 0.0
+        self._is_over = threading.Event()
 
     def __enter__(self) -> Head:
         self._exit = contextlib.ExitStack()
         self._exit.enter_context(stop_signals_to(self._events.put))
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._is_over.set()
         for connection in self._connections.values():  # all at once: each may take its time
             connection.tell({"do": "end"})
         for connection in self._connections.values():
@@ -185,15 +188,21 @@ class Head:
         return self._verdict()
 
     def _next(self, patience_s: float) -> Said | signal.Signals | None:
-        """The next event; none after some time. Lets agents know that the head lives."""
-        if time.monotonic() >= self._next_beat:
-            self._next_beat = time.monotonic() + BEAT_S
-            for connection in self._connections.values():
+        """The next event; none after some time."""
+        try:
+            event = self._events.get(timeout=max(0.0, patience_s))
+        except queue.Empty:
+            return None
+        if isinstance(event, Said) and event.message is not None:
+            self._connections[event.host.name].handled()
+        return event
+
+    def _beat(self) -> None:
+        """Let agents know that the head lives, also while a terminal that is halted (Ctrl-S) keeps it waiting."""
+        while not self._is_over.wait(BEAT_S):
+            for connection in list(self._connections.values()):
                 if not connection.has_ended:
                     connection.tell({"do": "ping"})
-        with contextlib.suppress(queue.Empty):
-            return self._events.get(timeout=max(0.0, min(patience_s, BEAT_S)))
-        return None
 
     def _patience_s(self) -> float:
         return 1.0 if self._deadline is None else self._deadline[0] - time.monotonic()
@@ -255,14 +264,13 @@ class Head:
         for connection in self._connections.values():
             if not connection.has_ended and self._is_silent(connection):
                 connection.has_ended = True
-                silence_s = time.monotonic() - connection.heard
-                words = f"lost: not heard of for {silence_s:.0f} s: is it up, and its link?"
+                words = f"lost: not heard of for {connection.silence_s():.0f} s: is it up, and its link?"
                 self._fail(_Failure(host=connection.host.name, status=1, words=words))
         if self._deadline is not None and time.monotonic() >= self._deadline[0]:
             self._deadline[1]()
 
     def _is_silent(self, connection: Connection) -> bool:
-        return time.monotonic() - connection.heard > self._job.timeout_s
+        return connection.silence_s() > self._job.timeout_s
 
     def _tell_all(self, message: Message) -> None:
         for connection in self._connections.values():
