@@ -111,6 +111,8 @@ def meeting_place(
 
 def group_rank(info: RankInfo, environ: Mapping[str, str]) -> int:
     """Number of this rank's host among the hosts."""
+    if info.is_ours and environ.get("GROUP_RANK"):
+        return int(environ["GROUP_RANK"])
     if environ.get("SLURM_NODEID") and info.launcher == "slurm":
         return int(environ["SLURM_NODEID"])
     if told := environ.get(RANKS_VARIABLE):

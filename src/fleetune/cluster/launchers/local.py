@@ -112,7 +112,7 @@ def run_local(plan: LocalPlan) -> int:
         _say(f"warning: {warning}")
     with SignalInbox() as inbox, RankProcesses() as ranks:
         ranks.start(plan.command, [{**plan.environ, **variables} for variables in plan.ranks])
-        watch = Watch(ranks, inbox)
+        watch = Watch(ranks, inbox, interrupt=_interrupt_of(plan.command))
         watch.until_all_ended()
     if watch.first_failure is not None:
         _say(watch.first_failure.in_words())
@@ -146,14 +146,17 @@ class Watch:
         inbox: Where signals arrive that ask to stop.
         say: Told what happens while a run is stopped.
         on_failure: Told of the first rank that failed by itself, at once.
+        interrupt: What ranks are sent for a Ctrl-C.
     """
 
     def __init__(self, ranks: RankProcesses, inbox: SignalInbox, *, say: Callable[[str], None] | None = None,
-                 on_failure: Callable[[RankExit], None] = lambda end: None) -> None:  # fmt: skip
+                 on_failure: Callable[[RankExit], None] = lambda end: None,
+                 interrupt: signal.Signals = signal.SIGINT) -> None:  # fmt: skip
         self._ranks = ranks
         self._inbox = inbox
         self._say = say or _say
         self._on_failure = on_failure
+        self._passed_on = {signal.SIGINT: interrupt, signal.SIGHUP: signal.SIGTERM}
         self._failures: list[RankExit] = []
         """In the order of time; without those ranks that the launcher itself ended."""
         self._stopped: list[RankExit] = []
@@ -181,7 +184,7 @@ class Watch:
         if self._asked is None and not self._ending:
             self._asked = signum
             self._say("stopping after the current step; press Ctrl-C again to end at once")
-            self._ranks.signal(signal.SIGTERM if signum == signal.SIGHUP else signum)
+            self._ranks.signal(self._passed_on.get(signum, signum))
         elif signum != signal.SIGHUP:  # of one closed terminal it comes twice: from the kernel, and from the shell
             self._forced = signum if self._asked is not None else None
             self._end_ranks(FORCED_GRACE_S)
@@ -245,7 +248,18 @@ class Watch:
             return 128 + self._forced
         if self.first_failure is not None:
             return self.first_failure.status
+        if self._stopped and self._asked == signal.SIGINT:
+            return 128 + signal.SIGINT
         return self._stopped[0].status if self._stopped else 0
+
+
+def _interrupt_of(command: Sequence[str]) -> signal.Signals:
+    """What ranks of a command are sent for a Ctrl-C.
+
+    Our own take SIGTERM the same, and it ends them cleanly also while Python starts or imports, when a
+    KeyboardInterrupt comes out as any error. A script may have a use for KeyboardInterrupt.
+    """
+    return signal.SIGTERM if tuple(command[1:3]) == ("-m", "fleetune") else signal.SIGINT
 
 
 def _say(line: str) -> None:
