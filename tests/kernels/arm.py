@@ -109,6 +109,24 @@ class Arm:
         arguments = [*_layout(q, k, *layout), dout, q, k, v, lse]
         return self.call("attention_backward", arguments, [(x.dtype, x.shape) for x in (q, k, v)], q.dtype)
 
+    def biased_attention_forward(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *layout: Any
+    ) -> tuple[Tensor, ...]:
+        results = [(q.dtype, q.shape), (F32, (len(q), layout[2]))]
+        arguments = [*_layout(q, k, *layout), q, k, v, bias.shape[1], bias]
+        return self.call("biased_attention_forward", arguments, results, q.dtype)
+
+    def biased_attention_backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, lse: Tensor, *layout: Any
+    ) -> tuple[Tensor, ...]:
+        arguments = [*_layout(q, k, *layout), dout, q, k, v, lse, bias.shape[1], bias]
+        results = [*((x.dtype, x.shape) for x in (q, k, v)), (F32, bias.shape)]
+        return self.call("biased_attention_backward", arguments, results, q.dtype)
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor, num_heads: int) -> Tensor:
+        arguments = [*x.shape, num_heads, cos.shape[1], x, cos, sin]
+        return self.call("rotate", arguments, [(x.dtype, x.shape)], x.dtype)[0]
+
     def add_norm_forward(self, new: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         results = [(new.dtype, new.shape)] * 2 + [(F32, new.shape[:1])] * 2
         return self.call("add_norm_forward", [*new.shape, new, *rest], results, new.dtype)

@@ -151,6 +151,42 @@ void attend_backward(Call& call) {
                         l.heads(dv));
 }
 
+Bias bias_of(Call& call) {
+  const int64_t distances = call.integer();
+  return {call.array<float>(), distances};
+}
+
+template <class T>
+void attend_biased(Call& call) {
+  Layout l(call);
+  const T *q = call.array<T>(), *k = call.array<T>(), *v = call.array<T>();
+  l.s.bias = bias_of(call);
+  T* out = call.result<T>(l.num_q * l.row());
+  attention_forward<T>(l.s, l.heads(q), l.heads(k), l.heads(v), l.heads(out),
+                       call.result<float>(l.num_q * l.s.num_heads));
+}
+
+template <class T>
+void attend_biased_backward(Call& call) {
+  Layout l(call);
+  const T *dout = call.array<T>(), *q = call.array<T>(), *k = call.array<T>(), *v = call.array<T>();
+  const float* lse = call.array<float>();
+  l.s.bias = bias_of(call);
+  T* dq = call.result<T>(l.num_q * l.row());
+  T* dk = call.result<T>(l.num_k * l.row());
+  T* dv = call.result<T>(l.num_k * l.row());
+  attention_backward<T>(l.s, l.heads(dout), l.heads(q), l.heads(k), l.heads(v), lse, l.heads(dq), l.heads(dk),
+                        l.heads(dv), call.result<float>(l.s.num_heads * l.s.bias.distances));
+}
+
+template <class T>
+void turn(Call& call) {
+  const int64_t rows = call.integer(), width = call.integer(), heads = call.integer(), half = call.integer();
+  const T* x = call.array<T>();
+  const float *cos = call.array<float>(), *sin = call.array<float>();
+  rotate(rows, width, heads, half, x, cos, sin, call.result<T>(rows * width));
+}
+
 // ---- rows ---------------------------------------------------------------------------------------------------------
 
 Moments moments(Call& call) {
@@ -348,6 +384,9 @@ std::map<std::string, void (*)(Call&)> calls() {
       {"dropout_rows", drop<T>},          {"column_sums", sum_columns<T>},
       {"row_sums", sum_rows<T>},          {"gelu_forward", gelu<T>},
       {"gelu_again", gelu_back<T, true>}, {"gelu_backward", gelu_back<T, false>},
+      {"biased_attention_forward", attend_biased<T>},
+      {"biased_attention_backward", attend_biased_backward<T>},
+      {"rotate", turn<T>},
       {"geglu_forward", geglu<T>},        {"geglu_backward", geglu_back<T>},
   };
   if constexpr (std::is_same_v<T, float>) {

@@ -67,6 +67,8 @@ OF_BOTH_TYPES: dict[str, Check] = {
     "attention of first tokens": functools.partial(
         operators.test_attention_of_the_first_tokens_only, num_heads=3, rate=0.0
     ),
+    "attention with a bias": functools.partial(operators.test_attention_with_a_bias, head_width=7, window=0, rate=0.1),
+    "rotate": functools.partial(operators.test_rotate, num_heads=3, half=7, behind=5),
     "add_norm of narrow rows": functools.partial(operators.test_add_norm, **of_columns(7, 5)),
     "add_norm": functools.partial(operators.test_add_norm, **of_columns(70, 100)),
     "add_norm without dropout": functools.partial(operators.test_add_norm, **of_columns(150, 384, 0.0)),

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from fleetune.kernels import linear as linear_module
 from fleetune.kernels.activation import ERF, TANH, geglu, gelu, gelu_linear
-from fleetune.kernels.attention import Sequences, attention, self_attention
+from fleetune.kernels.attention import Sequences, attention, rotate, self_attention
 from fleetune.kernels.dropout import dropout_rows
 from fleetune.kernels.embedding import embed
 from fleetune.kernels.library import using_reference
 from fleetune.kernels.linear import lay_together, lies_together, linear
-from fleetune.kernels.norm import add_norm
+from fleetune.kernels.norm import add_norm, add_then_norm
 from fleetune.kernels.random import NO_DROPOUT, Dropout, row_keys
 
 LENGTHS = (3, 1, 5)
@@ -38,6 +38,7 @@ def rows(count: int = NUM_TOKENS, width: int = WIDTH, dtype: torch.dtype = torch
 
 
 SEQUENCES = Sequences(cu_q=CU, cu_k=CU, num_heads=2, scale=0.5)
+ANGLES = torch.arange(2.0 * NUM_TOKENS).view(NUM_TOKENS, 2) / 5
 FIRST = Sequences(cu_q=torch.arange(4), cu_k=CU, num_heads=2, scale=0.5)
 
 FUNCTIONS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, int]]]] = {
@@ -51,6 +52,14 @@ FUNCTIONS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, int]]]] = {
         lambda x: self_attention(x, Sequences(cu_q=CU, cu_k=CU, num_heads=2, scale=0.5, window=1), dropout()),
         [(NUM_TOKENS, 3 * WIDTH)],
     ),
+    "biased": (
+        lambda q, k, v, bias: attention(q, k, v, SEQUENCES, dropout(), bias), [*[(NUM_TOKENS, WIDTH)] * 3, (2, 11)],
+    ),
+    "biased attention of first tokens": (
+        lambda q, k, v, bias: attention(q, k, v, FIRST, dropout(3), bias),
+        [(3, WIDTH), (NUM_TOKENS, WIDTH), (NUM_TOKENS, WIDTH), (2, 9)],
+    ),
+    "rotation": (lambda x: rotate(x, ANGLES.cos(), ANGLES.sin(), 4), [(NUM_TOKENS, 3 * WIDTH)]),
     "gelu": (lambda x: gelu(x, ERF), [(NUM_TOKENS, WIDTH)]),
     "gelu by tanh": (lambda x: gelu(x, TANH), [(NUM_TOKENS, WIDTH)]),
     "geglu": (lambda x: geglu(x, ERF), [(NUM_TOKENS, 2 * WIDTH)]),
@@ -94,6 +103,34 @@ def test_add_norm_equals_its_formula(has_bias: bool, has_residual: bool) -> None
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     wanted = [x, *norm.parameters(), *([residual] if has_residual else [])]
     dy = torch.randn_like(found)
+    for f, e in zip(torch.autograd.grad(found, wanted, dy), torch.autograd.grad(expected, wanted, dy), strict=True):
+        torch.testing.assert_close(f, e, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+def test_add_then_norm_equals_its_formula(has_bias: bool, rate: float) -> None:
+    """Both results have gradients of their own."""
+    norm = nn.LayerNorm(WIDTH, eps=1e-6, bias=has_bias)
+    nn.init.normal_(norm.weight)
+    x, residual = rows(dtype=torch.float32), rows(dtype=torch.float32)
+    found = add_then_norm(x, residual, norm, dropout(rate=rate))
+    total = dropout_rows(x, dropout(rate=rate)) + residual
+    expected = norm(total), total
+    wanted, dy = [x, *norm.parameters(), residual], [torch.randn_like(x), torch.randn_like(x)]
+    for f, e in zip(found, expected, strict=True):
+        torch.testing.assert_close(f, e, rtol=1e-5, atol=1e-6)
+    grads = (torch.autograd.grad(results, wanted, dy) for results in (found, expected))
+    for f, e in zip(*grads, strict=True):
+        torch.testing.assert_close(f, e, rtol=1e-4, atol=1e-5)
+
+
+def test_embed_without_the_norms_bias() -> None:
+    words, norm = nn.Embedding(20, WIDTH), nn.LayerNorm(WIDTH, bias=False)
+    ids = torch.tensor([4, 4, 0, 19, 7, 4, 7, 1, 2])
+    found, expected = embed([(words, ids)], norm, NO_DROPOUT), norm(words(ids))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    wanted, dy = [words.weight, norm.weight], torch.randn_like(found)
     for f, e in zip(torch.autograd.grad(found, wanted, dy), torch.autograd.grad(expected, wanted, dy), strict=True):
         torch.testing.assert_close(f, e, rtol=1e-4, atol=1e-5)
 

@@ -122,6 +122,54 @@ def compare_attention(
     check(compiled.attention_backward, "attention_backward", backward, BACKWARD, [dtype] * 3)
 
 
+@pytest.mark.parametrize(("window", "rate"), [(0, 0.0), (0, 0.1), (16, 0.1)])
+@BOTH
+@pytest.mark.parametrize("head_width", [7, 32])
+def test_attention_with_a_bias(compiled: Any, head_width: int, window: int, dtype: torch.dtype, rate: float) -> None:
+    """Of more distances than there are; the longest sequence is worked through in blocks of queries."""
+    lengths = [*LENGTHS, 700]
+    num_tokens, width, ends = sum(lengths), 2 * head_width, cu(lengths)
+    qkv = torch.randn(num_tokens, 3 * width).to(dtype).split(width, dim=1)
+    layout = ends, ends, 2, head_width**-0.5, window, rate, SITE, keys_of(num_tokens) if rate else None
+    compare_biased(compiled, qkv, torch.randn(2, 2 * 700 + 5), layout)
+
+
+@BOTH
+def test_attention_with_a_bias_of_other_numbers_of_queries_than_of_keys(compiled: Any, dtype: torch.dtype) -> None:
+    for queries, keys in (([1, 1, 1], [9, 1, 40]), ([30, 4, 0], [7, 4, 3])):
+        q, k, v = (torch.randn(n, 24).to(dtype) for n in (sum(queries), sum(keys), sum(keys)))
+        layout = cu(queries), cu(keys), 3, 0.3, 0, 0.1, SITE, keys_of(len(q))
+        compare_biased(compiled, (q, k, v), torch.randn(3, 2 * max(*queries, *keys) - 1), layout)
+
+
+def compare_biased(compiled: Any, qkv: Sequence[Tensor], bias: Tensor, layout: tuple[Any, ...]) -> None:
+    dout, dtype = torch.randn_like(qkv[0]), qkv[0].dtype
+    name = "biased_attention_forward"
+    _, lse = check(compiled.biased_attention_forward, name, (*qkv, bias, *layout), 3 * FORWARD, (dtype, F32))
+    backward, name = (dout, *qkv, bias, lse.float(), *layout), "biased_attention_backward"
+    check(compiled.biased_attention_backward, name, backward, 3 * BACKWARD, [dtype] * 3 + [F32])
+
+
+def test_a_bias_of_zero_changes_no_bit(compiled: Any) -> None:
+    q, k, v = torch.randn(sum(LENGTHS), 72).split(24, dim=1)
+    bias, layout = (
+        torch.zeros(3, 2 * max(LENGTHS) + 1),
+        (cu(LENGTHS), cu(LENGTHS), 3, 0.3, 0, 0.1, SITE, keys_of(len(q))),
+    )
+    out, lse = compiled.attention_forward(q, k, v, *layout)
+    assert all(map(torch.equal, compiled.biased_attention_forward(q, k, v, bias, *layout), (out, lse)))
+    grads = compiled.attention_backward(q, q, k, v, lse, *layout)
+    found = compiled.biased_attention_backward(q, q, k, v, bias, lse, *layout)
+    assert all(torch.equal(f, g) for f, g in zip(found, grads, strict=False))
+
+
+@BOTH
+@pytest.mark.parametrize(("num_heads", "half", "behind"), [(1, 1, 0), (3, 7, 5), (24, 32, 768)])
+def test_rotate(compiled: Any, num_heads: int, half: int, behind: int, dtype: torch.dtype) -> None:
+    x, angles = torch.randn(50, 2 * half * num_heads + behind).to(dtype), torch.randn(50, half)
+    check(compiled.rotate, "rotate", (x, angles.cos(), angles.sin(), num_heads), FORWARD, [dtype])
+
+
 @RATES
 @BOTH
 @pytest.mark.parametrize("num_heads", [1, 3])
@@ -410,6 +458,8 @@ def calls(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
     return {
         "attention_forward": (x, y, z, *layout),
         "attention_backward": (x, x, y, z, lse, *layout),
+        "biased_attention_backward": (x, x, y, z, torch.randn(12, 701), lse, *layout),
+        "rotate": (x, torch.randn(843, 16), torch.randn(843, 16), 8),
         "add_norm_forward": (x, y, weight, weight, 1e-5, 0.1, SITE, keys),
         "add_norm_backward": (x, y, weight, mean, rstd, 0.1, SITE, keys),
         "dropout_rows": (x, 0.1, SITE, keys),
@@ -430,6 +480,8 @@ def calls(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
     [
         "attention_forward",
         "attention_backward",
+        "biased_attention_backward",
+        "rotate",
         "add_norm_forward",
         "add_norm_backward",
         "dropout_rows",
@@ -482,11 +534,20 @@ ENDS, KEYS = cu([2, 3]), keys_of(5)
 W, IDS, M, LSE = torch.ones(12), torch.tensor([0, 1, 2, 3, 3]), torch.ones(5), torch.zeros(5, 3)
 NONE = 0.0, 0, None
 TABLE = torch.zeros(4, 12)
+BIAS, ANGLES = torch.zeros(3, 5), torch.ones(5, 2)
 
 
 def attend(ops: Any, q: Any = X, k: Any = X, v: Any = X, cu_q: Any = ENDS, cu_k: Any = ENDS, heads: Any = 3,
            window: Any = 0, dropout: Any = NONE) -> None:  # fmt: skip
     ops.attention_forward(q, k, v, cu_q, cu_k, heads, 1.0, window, *dropout)
+
+
+def attend_biased(ops: Any, bias: Any = BIAS) -> None:
+    ops.biased_attention_forward(X, X, X, bias, ENDS, ENDS, 3, 1.0, 0, *NONE)
+
+
+def turn(ops: Any, cos: Any = ANGLES, sin: Any = ANGLES, heads: int = 3) -> None:
+    ops.rotate(X, cos, sin, heads)
 
 
 def attend_backward(ops: Any, dout: Any = X, q: Any = X, lse: Any = LSE, cu_q: Any = ENDS, heads: int = 3) -> None:
@@ -515,13 +576,19 @@ def adamw_rows(ops: Any, rows: Any = (1, 3), values: Any = X[:2], seen: Any = M 
     ops.adamw_rows_(X.clone(), ids, values, mean.clone(), X.clone(), seen.clone(), *ADAMW, 0.0, 1, 1.0)
 
 
-GOOD_CALLS = [attend, attend_backward, add_norm, add_norm_backward, embed, adamw, adamw_rows]
+GOOD_CALLS = [attend, attend_biased, turn, attend_backward, add_norm, add_norm_backward, embed, adamw, adamw_rows]
 
 BAD_CALLS: dict[str, Callable[[Any], Any]] = {
     "queries of float64": lambda ops: attend(ops, X.double(), X.double(), X.double()),
     "keys of another type": lambda ops: attend(ops, k=X.bfloat16()),
     "values of another type": lambda ops: attend(ops, v=X.bfloat16()),
     "queries of integers": lambda ops: attend(ops, X.int(), X.int(), X.int()),
+    "a bias of an even width": lambda ops: attend_biased(ops, torch.zeros(3, 6)),
+    "a bias of too few distances": lambda ops: attend_biased(ops, torch.zeros(3, 3)),
+    "a bias of other heads": lambda ops: attend_biased(ops, torch.zeros(2, 5)),
+    "angles of fewer rows": lambda ops: turn(ops, torch.ones(4, 2)),
+    "sines of another width": lambda ops: turn(ops, sin=torch.ones(5, 1)),
+    "more heads than columns": lambda ops: turn(ops, heads=4),
     "queries of one dimension": lambda ops: attend(ops, q=X[0]),
     "queries of three dimensions": lambda ops: attend(ops, q=X[None]),
     "narrower keys": lambda ops: attend(ops, k=X[:, :6]),

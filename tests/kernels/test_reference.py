@@ -99,6 +99,69 @@ def test_attention_equals_its_formula_with_its_gradients(case: str, window: int,
     assert_gradients(found, expected, (q, k, v), dout)
 
 
+@pytest.mark.parametrize(("window", "rate"), [(0, 0.0), (0, 0.3), (2, 0.3)])
+@pytest.mark.parametrize("case", [name for name in LENGTHS if name != "no sequence"])
+def test_a_bias_of_distances_is_added_to_the_products(case: str, window: int, rate: float) -> None:
+    """As one more column of queries and keys would add it: key j is the unit vector e_j, query i holds its biases."""
+    lengths = LENGTHS[case]
+    num_queries, num_keys = map(sum, lengths)
+    longest = max(*lengths[0], *lengths[1])
+    q, k, v = (draw(rows, WIDTH, grad=True) for rows in (num_queries, num_keys, num_keys))
+    bias, keys = draw(HEADS, 2 * longest + 3, grad=True), keys_of(num_queries)
+    layout = cu(lengths[0]), cu(lengths[1]), HEADS, 0.7, window, rate, SITE, keys if rate else None
+    expected = biased_by_columns(q, k, v, bias, lengths, window, rate, keys)
+    with torch.no_grad():
+        out, lse = reference.biased_attention_forward(q, k, v, bias, *layout)
+        torch.testing.assert_close(out, expected.detach(), **EXACT)
+        dout = draw(num_queries, WIDTH)
+        found = reference.biased_attention_backward(dout, q, k, v, bias, lse, *layout)
+    assert_gradients(found, expected, (q, k, v, bias), dout)
+
+
+def biased_by_columns(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, lengths: tuple[list[int], list[int]], window: int, rate: float,
+    keys: Tensor,
+) -> Tensor:  # fmt: skip
+    """One head of one sequence after the other, each from its formula."""
+    rows = []
+    for (q0, q1), (k0, k1) in zip(*(itertools.pairwise(cu(side).tolist()) for side in lengths), strict=True):
+        heads = []
+        for head in range(HEADS):
+            columns = slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)
+            of_pairs = [[bias[head, bias.shape[1] // 2 + j - i] for j in range(k1 - k0)] for i in range(q1 - q0)]
+            biases = torch.stack([torch.stack(row) for row in of_pairs]) if of_pairs else q.new_zeros(0, k1 - k0)
+            wide_q = torch.cat([q[q0:q1, columns], biases], dim=1)
+            wide_k = torch.cat([k[k0:k1, columns], torch.eye(k1 - k0, dtype=k.dtype)], dim=1)
+            scores = wide_q @ wide_k.T * 0.7
+            if window:
+                near = torch.ones_like(scores).triu(-window) * torch.ones_like(scores).tril(window)
+                scores = torch.where(near > 0, scores, -math.inf)
+            probs = torch.softmax(scores, dim=1)
+            if rate > 0:
+                probs = probs * keep_mask(keys[q0:q1], SITE, k1 - k0, rate, head) * keep_scale(rate)
+            heads.append(probs @ v[k0:k1, columns])
+        rows.append(torch.cat(heads, dim=1))
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("num_distances", [6, 9, 10])
+def test_a_bias_of_too_few_distances_is_refused(num_distances: int) -> None:
+    x, ends = draw(6, WIDTH), cu([6])
+    with pytest.raises(ValueError, match=f"a bias of {num_distances} distances; 11 or more, odd, are needed"):
+        reference.biased_attention_forward(x, x, x, draw(HEADS, num_distances), ends, ends, HEADS, 1.0, 0, 0.0, 0, None)
+
+
+def test_rotation_is_a_product_of_complex_numbers() -> None:
+    """Columns j and m + j of a head are a real and an imaginary part; what is behind the heads stays."""
+    x, angles = draw(7, 2 * 6 + 5), draw(7, 3)
+    found = reference.rotate(x, angles.cos(), angles.sin(), 2)
+    for head in (slice(0, 6), slice(6, 12)):
+        real, imaginary = x[:, head].chunk(2, dim=1)
+        turned = torch.complex(real, imaginary) * torch.exp(1j * angles)
+        torch.testing.assert_close(found[:, head], torch.cat([turned.real, turned.imag], dim=1), **EXACT)
+    assert torch.equal(found[:, 12:], x[:, 12:])
+
+
 @pytest.mark.parametrize("case", LENGTHS)
 def test_attention_equals_that_of_torch(case: str) -> None:
     lengths = LENGTHS[case]

@@ -77,6 +77,7 @@ def embed(lookups: Sequence[tuple[nn.Embedding, Tensor]], norm: nn.LayerNorm, dr
         IndexError: An id is outside its table.
     """
     tables, ids = zip(*lookups, strict=True)
-    y_TD: Tensor = _Embed.apply(ids, tables, dtype, norm.eps, dropout, norm.weight, norm.bias,
+    bias = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias
+    y_TD: Tensor = _Embed.apply(ids, tables, dtype, norm.eps, dropout, norm.weight, bias,
                                 *(t.weight for t in tables))  # type: ignore[no-untyped-call]  # fmt: skip
     return y_TD

@@ -9,8 +9,8 @@ Every op with dropout takes `rate`, in [0, 1); `site_key`, the bits of the key a
 int64, one key a row (None if the rate is 0). See `fleetune.kernels.random`.
 
 Shape suffixes: R rows in work, T tokens (rows of keys and values), D hidden width, F feed-forward width, h heads,
-d width of a head, B sequences, Q query tokens and L key tokens of one sequence, V rows of a table, U of them with a
-gradient, M x K and K x N matrices.
+d width of a head, m half of it, P distances of a bias, B sequences, Q query tokens and L key tokens of one sequence,
+V rows of a table, U of them with a gradient, M x K and K x N matrices.
 """
 
 from __future__ import annotations
@@ -52,13 +52,35 @@ def attention_forward(
     Returns:
         The attended values (R, D), and the logarithm of the sum of the exponentials of the scores, float32 (R, h).
     """
+    return _attend((q_RD, k_TD, v_TD), None, (cu_q, cu_k), num_heads, scale, window, rate, site_key, row_keys_R)
+
+
+def biased_attention_forward(
+    q_RD: Tensor, k_TD: Tensor, v_TD: Tensor, bias_hP: Tensor, cu_q: Tensor, cu_k: Tensor, num_heads: int, scale: float,
+    window: int, rate: float, site_key: int, row_keys_R: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """dropout(softmax(scale (q k' + bias))) v: `attention_forward` with a bias for every distance.
+
+    Args:
+        q_RD: As for `attention_forward`, like all arguments but the bias.
+        bias_hP: Float32 (h, P), P odd and at least 2 L - 1 for the longest sequence: column P // 2 + j - i is added to
+            the product of query i and key j of a sequence.
+    """
+    return _attend((q_RD, k_TD, v_TD), bias_hP, (cu_q, cu_k), num_heads, scale, window, rate, site_key, row_keys_R)
+
+
+def _attend(
+    qkv: tuple[Tensor, Tensor, Tensor], bias_hP: Tensor | None, ends: tuple[Tensor, Tensor], num_heads: int,
+    scale: float, window: int, rate: float, site_key: int, row_keys_R: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q_RD, k_TD, v_TD = qkv
     _check_rows("attention", len(q_RD), rate, row_keys_R)
     dtype = _arithmetic(q_RD)
     out_RD = torch.zeros(q_RD.shape, dtype=q_RD.dtype)
     lse_Rh = torch.zeros(len(q_RD), num_heads, dtype=dtype)
-    for queries, keys in _sequences(cu_q, cu_k, len(q_RD), len(k_TD)):
+    for queries, keys in _sequences(*ends, len(q_RD), len(k_TD)):
         q_hQd, k_hLd, v_hLd = (_heads(x, num_heads) for x in (q_RD[queries], k_TD[keys], v_TD[keys]))
-        s_hQL = _scores(q_hQd, k_hLd, scale, window)
+        s_hQL = _scores(q_hQd, k_hLd, scale, window, bias_hP)
         lse_hQ = torch.logsumexp(s_hQL, dim=-1)
         p_hQL = s_hQL.sub_(lse_hQ.unsqueeze(-1)).exp_()
         if rate > 0.0:
@@ -80,12 +102,32 @@ def attention_backward(
     Returns:
         The gradients of queries (R, D), keys (T, D) and values (T, D).
     """
+    return _attend_backward(dout_RD, (q_RD, k_TD, v_TD), None, lse_Rh, (cu_q, cu_k), num_heads, scale, window, rate,
+                            site_key, row_keys_R)[:3]  # fmt: skip
+
+
+def biased_attention_backward(
+    dout_RD: Tensor, q_RD: Tensor, k_TD: Tensor, v_TD: Tensor, bias_hP: Tensor, lse_Rh: Tensor, cu_q: Tensor,
+    cu_k: Tensor, num_heads: int, scale: float, window: int, rate: float, site_key: int, row_keys_R: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of `biased_attention_forward`: those that `attention_backward` gives, and the bias's (h, P)."""
+    return _attend_backward(dout_RD, (q_RD, k_TD, v_TD), bias_hP, lse_Rh, (cu_q, cu_k), num_heads, scale, window, rate,
+                            site_key, row_keys_R)  # fmt: skip
+
+
+def _attend_backward(
+    dout_RD: Tensor, qkv: tuple[Tensor, Tensor, Tensor], bias_hP: Tensor | None, lse_Rh: Tensor,
+    ends: tuple[Tensor, Tensor], num_heads: int, scale: float, window: int, rate: float, site_key: int,
+    row_keys_R: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    q_RD, k_TD, v_TD = qkv
     _check_rows("attention", len(q_RD), rate, row_keys_R)
     dq_RD, dk_TD, dv_TD = (torch.zeros(x.shape, dtype=x.dtype) for x in (q_RD, k_TD, v_TD))
-    for queries, keys in _sequences(cu_q, cu_k, len(q_RD), len(k_TD)):
+    dbias_hP = torch.zeros(0, 0) if bias_hP is None else torch.zeros_like(bias_hP)
+    for queries, keys in _sequences(*ends, len(q_RD), len(k_TD)):
         q_hQd, dout_hQd = (_heads(x[queries], num_heads) for x in (q_RD, dout_RD))
         k_hLd, v_hLd = (_heads(x[keys], num_heads) for x in (k_TD, v_TD))
-        p_hQL = _scores(q_hQd, k_hLd, scale, window).sub_(lse_Rh[queries].t().unsqueeze(-1)).exp_()
+        p_hQL = _scores(q_hQd, k_hLd, scale, window, bias_hP).sub_(lse_Rh[queries].t().unsqueeze(-1)).exp_()
         dp_hQL = torch.bmm(dout_hQd, v_hLd.transpose(1, 2))
         used_hQL = p_hQL
         if rate > 0.0:
@@ -96,7 +138,30 @@ def attention_backward(
         dq_RD[queries] = _join(torch.bmm(ds_hQL, k_hLd), q_RD.dtype)
         dk_TD[keys] = _join(torch.bmm(ds_hQL.transpose(1, 2), q_hQd), k_TD.dtype)
         dv_TD[keys] = _join(torch.bmm(used_hQL.transpose(1, 2), dout_hQd), v_TD.dtype)
-    return dq_RD, dk_TD, dv_TD
+        if bias_hP is not None:
+            columns_QL = _distances(ds_hQL.shape[1], ds_hQL.shape[2], bias_hP.shape[1])
+            dbias_hP.index_add_(1, columns_QL.flatten(), ds_hQL.flatten(1))
+    return dq_RD, dk_TD, dv_TD, dbias_hP
+
+
+def rotate(x_RN: Tensor, cos_Rm: Tensor, sin_Rm: Tensor, num_heads: int) -> Tensor:
+    """Rotary embedding of the first heads of every row; the columns behind them stay (Su et al. 2021, section 3.4.2).
+
+    Column j of a head, and column m + j, are a point that is turned by the angle j of the row. Its gradient is itself,
+    with the opposite angles.
+
+    Args:
+        x_RN: Heads of 2 m columns each, and whatever else is in a row.
+        cos_Rm: Of the angles, float32.
+        sin_Rm: Likewise.
+        num_heads: How many heads are turned.
+    """
+    half = cos_Rm.shape[1]
+    turned_RK, rest = x_RN.split([2 * half * num_heads, x_RN.shape[1] - 2 * half * num_heads], dim=1)
+    a, b = turned_RK.to(_arithmetic(x_RN)).unflatten(1, (num_heads, 2, half)).unbind(2)
+    cos, sin = cos_Rm.unsqueeze(1), sin_Rm.unsqueeze(1)
+    turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=2).flatten(1)
+    return torch.cat([turned.to(x_RN.dtype), rest], dim=1)
 
 
 def add_norm_forward(
@@ -498,10 +563,21 @@ def _join(x_hNd: Tensor, dtype: torch.dtype) -> Tensor:
     return x_hNd.transpose(0, 1).flatten(1).to(dtype)
 
 
-def _scores(q_hQd: Tensor, k_hLd: Tensor, scale: float, window: int) -> Tensor:
+def _distances(num_queries: int, num_keys: int, num_distances: int) -> Tensor:
+    """The column of a bias for every query and key of a sequence (Q, L)."""
+    most = max(num_queries, num_keys) - 1
+    if num_distances % 2 == 0 or num_distances // 2 < most:
+        raise ValueError(f"attention: a bias of {num_distances} distances; {2 * most + 1} or more, odd, are needed")
+    return torch.arange(num_keys) - torch.arange(num_queries)[:, None] + num_distances // 2
+
+
+def _scores(q_hQd: Tensor, k_hLd: Tensor, scale: float, window: int, bias_hP: Tensor | None) -> Tensor:
     """The scaled scores (h, Q, L), minus infinity outside the window."""
-    s_hQL = torch.bmm(q_hQd, k_hLd.transpose(1, 2)).mul_(scale)
+    s_hQL = torch.bmm(q_hQd, k_hLd.transpose(1, 2))
     num_queries, num_keys = s_hQL.shape[1:]
+    if bias_hP is not None:
+        s_hQL += bias_hP[:, _distances(num_queries, num_keys, bias_hP.shape[1])]
+    s_hQL.mul_(scale)
     if window > 0:
         distances_QL = torch.arange(num_queries)[:, None] - torch.arange(num_keys)
         s_hQL.masked_fill_(distances_QL.abs() > window, float("-inf"))

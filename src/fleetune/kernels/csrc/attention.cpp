@@ -129,6 +129,14 @@ Softmax exponentiate(float* row, const Range& range, float scale) {
   return {shift + std::log(sum), 1.0f / sum};
 }
 
+// Adds the bias of the keys that a query sees to its products.
+void add_bias(const Sequences& s, const Item& item, int64_t query, const Range& range, float* row) {
+  if (!s.bias.data) return;
+  const float* bias = s.bias.of_query(item.head, query);
+#pragma omp simd
+  for (int64_t j = range.first; j < range.last; j++) row[j] += bias[j];
+}
+
 // Factors of a row's probabilities: dropout's, or left as they are (one).
 void draw_factors(const Sequences& s, const Item& item, int64_t query, const Range& range, float* factors) {
   if (s.dropout.active())
@@ -180,7 +188,9 @@ void forward_item(const Sequences& s, const Item& item, const Item* next, Heads<
     for (int64_t i = 0; i < count; i++) {
       float* row = scores + i * blocks.row;
       fetch_row<T>(next, q0 + i, s, {q}, {k, v});
-      const Softmax softmax = exponentiate(row, blocks.range_of(q0 + i, block), s.scale);
+      const Range range = blocks.range_of(q0 + i, block);
+      add_bias(s, item, q0 + i, range, row);
+      const Softmax softmax = exponentiate(row, range, s.scale);
       lse[(first_row + i) * s.num_heads + item.head] = softmax.log_sum;
       draw_factors(s, item, q0 + i, block, factors);
       for (int64_t b = block.begin; b < block.end; b += kNR)
@@ -199,7 +209,8 @@ struct BackwardMemory {
 
 template <class T>
 void backward_item(const Sequences& s, const Item& item, const Item* next, Heads<const T> dout, Heads<const T> q, Heads<const T> k,
-                   Heads<const T> v, const float* lse, Heads<T> dq, Heads<T> dk, Heads<T> dv, BackwardMemory& memory) {
+                   Heads<const T> v, const float* lse, Heads<T> dq, Heads<T> dk, Heads<T> dv, float* dbias,
+                   BackwardMemory& memory) {
   const Blocks blocks(s, item);
   const int64_t width = padded(s.width), num_k = item.num_k;
   const T* k_data = k.at(item.k_first, item.head, s.width);
@@ -235,6 +246,7 @@ void backward_item(const Sequences& s, const Item& item, const Item* next, Heads
       const Range range = blocks.range_of(q0 + i, block);
       const float log_sum = lse[(first_row + i) * s.num_heads + item.head], scale = s.scale;
       draw_factors(s, item, q0 + i, block, factors);
+      add_bias(s, item, q0 + i, range, p);
       range.hide(p, kHidden);
       float dot = 0.0f;
       for (int64_t b = block.begin; b < block.end; b += kNR)
@@ -250,6 +262,11 @@ void backward_item(const Sequences& s, const Item& item, const Item* next, Heads
           d[j] = p[j] * (d[j] - dot) * scale;
           p[j] *= factors[j];  // as they met the values
         }
+      if (dbias) {
+        float* sum = dbias + s.bias.distances / 2 - (q0 + i);
+#pragma omp simd
+        for (int64_t j = range.first; j < range.last; j++) sum[j] += d[j];
+      }
     }
     const Left p_transposed{scores + block.begin, 1, blocks.row}, d_transposed{dscores + block.begin, 1, blocks.row};
     pack_panels<kNR>(Lines<T>{dout_data, 1, dout.row}, s.width, count, right, kNR * count);
@@ -292,17 +309,25 @@ void attention_forward(const Sequences& s, Heads<const T> q, Heads<const T> k, H
 
 template <class T>
 void attention_backward(const Sequences& s, Heads<const T> dout, Heads<const T> q, Heads<const T> k, Heads<const T> v,
-                        const float* lse, Heads<T> dq, Heads<T> dk, Heads<T> dv) {
+                        const float* lse, Heads<T> dq, Heads<T> dk, Heads<T> dv, float* dbias) {
+  // A sum for each item: which thread computes which, and when, makes no difference.
+  const int64_t distances = dbias ? s.bias.distances : 0, columns = s.num_heads * distances;
+  std::vector<float> sums(size_t(s.count * columns), 0.0f);
   over_items<BackwardMemory>(s, [&](const Item& item, const Item* next, BackwardMemory& memory) {
-    backward_item(s, item, next, dout, q, k, v, lse, dq, dk, dv, memory);
+    float* own = dbias ? sums.data() + item.sequence * columns + item.head * distances : nullptr;
+    backward_item(s, item, next, dout, q, k, v, lse, dq, dk, dv, own, memory);
   });
+  std::fill(dbias, dbias + columns, 0.0f);
+  for (int64_t i = 0; i < s.count; i++)
+#pragma omp simd
+    for (int64_t j = 0; j < columns; j++) dbias[j] += sums[i * columns + j];
 }
 
 #define FLEETUNE_ATTENTION(T)                                                                                      \
   template void attention_forward<T>(const Sequences&, Heads<const T>, Heads<const T>, Heads<const T>, Heads<T>, \
                                      float*);                                                                     \
   template void attention_backward<T>(const Sequences&, Heads<const T>, Heads<const T>, Heads<const T>,          \
-                                      Heads<const T>, const float*, Heads<T>, Heads<T>, Heads<T>);
+                                      Heads<const T>, const float*, Heads<T>, Heads<T>, Heads<T>, float*);
 FLEETUNE_ATTENTION(float)
 FLEETUNE_ATTENTION(bf16)
 

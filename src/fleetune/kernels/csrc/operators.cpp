@@ -138,15 +138,27 @@ Sequences make_sequences(const Tensor& q, const Tensor& k, const Tensor& cu_q, c
           make_dropout(rate, site_key, row_keys, q.size(0))};
 }
 
-std::tuple<Tensor, Tensor> attention_forward_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q,
-                                                const Tensor& cu_k, int64_t num_heads, double scale, int64_t window,
-                                                double rate, int64_t site_key, const OptionalTensor& row_keys) {
+void check_qkv(const Tensor& q, const Tensor& k, const Tensor& v) {
   TORCH_CHECK(q.dim() == 2 && k.dim() == 2, "q and k must be matrices");
   check_rows(q, q.scalar_type(), q.size(0), q.size(1), "q");
   check_rows(k, q.scalar_type(), k.size(0), q.size(1), "k");
   check_rows(v, q.scalar_type(), k.size(0), q.size(1), "v");
-  const Sequences s = make_sequences(q, k, cu_q, cu_k, num_heads, scale, window, rate, site_key, row_keys);
-  Tensor out = at::empty(q.sizes(), q.options()), lse = float_like({q.size(0), num_heads});
+}
+
+// The bias of every head and distance; it must have a column for every pair of tokens of a sequence.
+Bias make_bias(const Tensor& bias, const Sequences& s) {
+  TORCH_CHECK(bias.dim() == 2 && bias.size(1) % 2 == 1, "bias: a matrix of an odd width is needed, not ", bias.sizes());
+  check_dense(bias, at::kFloat, {s.num_heads, bias.size(1)}, "bias");
+  int64_t longest = 1;
+  for (const int64_t* cu : {s.cu_q, s.cu_k})
+    for (int64_t i = 0; i < s.count; i++) longest = std::max(longest, cu[i + 1] - cu[i]);
+  TORCH_CHECK(bias.size(1) >= 2 * longest - 1, "bias: ", bias.size(1), " distances are too few for a sequence of ",
+              longest, " tokens");
+  return {read<float>(bias), bias.size(1)};
+}
+
+std::tuple<Tensor, Tensor> attend(const Sequences& s, const Tensor& q, const Tensor& k, const Tensor& v) {
+  Tensor out = at::empty(q.sizes(), q.options()), lse = float_like({q.size(0), s.num_heads});
   for_type(q, [&]<class T>(T) {
     attention_forward<T>(s, read_heads<T>(q), read_heads<T>(k), read_heads<T>(v), write_heads<T>(out),
                          write<float>(lse));
@@ -154,20 +166,28 @@ std::tuple<Tensor, Tensor> attention_forward_op(const Tensor& q, const Tensor& k
   return {out, lse};
 }
 
+std::tuple<Tensor, Tensor> attention_forward_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q,
+                                                const Tensor& cu_k, int64_t num_heads, double scale, int64_t window,
+                                                double rate, int64_t site_key, const OptionalTensor& row_keys) {
+  check_qkv(q, k, v);
+  return attend(make_sequences(q, k, cu_q, cu_k, num_heads, scale, window, rate, site_key, row_keys), q, k, v);
+}
+
+std::tuple<Tensor, Tensor> biased_attention_forward_op(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                       const Tensor& bias, const Tensor& cu_q, const Tensor& cu_k,
+                                                       int64_t num_heads, double scale, int64_t window, double rate,
+                                                       int64_t site_key, const OptionalTensor& row_keys) {
+  check_qkv(q, k, v);
+  Sequences s = make_sequences(q, k, cu_q, cu_k, num_heads, scale, window, rate, site_key, row_keys);
+  s.bias = make_bias(bias, s);
+  return attend(s, q, k, v);
+}
+
 // The gradients are the columns of one matrix where q, k and v were: their product with the weights is then one, too.
-std::tuple<Tensor, Tensor, Tensor> attention_backward_op(const Tensor& dout_any, const Tensor& q, const Tensor& k,
-                                                         const Tensor& v, const Tensor& lse, const Tensor& cu_q,
-                                                         const Tensor& cu_k, int64_t num_heads, double scale,
-                                                         int64_t window, double rate, int64_t site_key,
-                                                         const OptionalTensor& row_keys) {
-  TORCH_CHECK(q.dim() == 2 && k.dim() == 2, "q and k must be matrices");
-  const Tensor dout = dout_any.contiguous();
-  check_rows(q, q.scalar_type(), q.size(0), q.size(1), "q");
-  check_rows(k, q.scalar_type(), k.size(0), q.size(1), "k");
-  check_rows(v, q.scalar_type(), k.size(0), q.size(1), "v");
+std::tuple<Tensor, Tensor, Tensor> attend_backward(const Sequences& s, const Tensor& dout, const Tensor& q,
+                                                   const Tensor& k, const Tensor& v, const Tensor& lse, float* dbias) {
   check_rows(dout, q.scalar_type(), q.size(0), q.size(1), "dout");
-  const Sequences s = make_sequences(q, k, cu_q, cu_k, num_heads, scale, window, rate, site_key, row_keys);
-  check_dense(lse, at::kFloat, {q.size(0), num_heads}, "lse");
+  check_dense(lse, at::kFloat, {q.size(0), s.num_heads}, "lse");
   Tensor dq, dk, dv;
   if (q.size(0) == k.size(0)) {
     const Tensor joined = at::empty({q.size(0), 3 * q.size(1)}, q.options());
@@ -181,9 +201,31 @@ std::tuple<Tensor, Tensor, Tensor> attention_backward_op(const Tensor& dout_any,
   }
   for_type(q, [&]<class T>(T) {
     attention_backward<T>(s, read_heads<T>(dout), read_heads<T>(q), read_heads<T>(k), read_heads<T>(v),
-                          read<float>(lse), write_heads<T>(dq), write_heads<T>(dk), write_heads<T>(dv));
+                          read<float>(lse), write_heads<T>(dq), write_heads<T>(dk), write_heads<T>(dv), dbias);
   });
   return {dq, dk, dv};
+}
+
+std::tuple<Tensor, Tensor, Tensor> attention_backward_op(const Tensor& dout, const Tensor& q, const Tensor& k,
+                                                         const Tensor& v, const Tensor& lse, const Tensor& cu_q,
+                                                         const Tensor& cu_k, int64_t num_heads, double scale,
+                                                         int64_t window, double rate, int64_t site_key,
+                                                         const OptionalTensor& row_keys) {
+  check_qkv(q, k, v);
+  const Sequences s = make_sequences(q, k, cu_q, cu_k, num_heads, scale, window, rate, site_key, row_keys);
+  return attend_backward(s, dout.contiguous(), q, k, v, lse, nullptr);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> biased_attention_backward_op(
+    const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& bias, const Tensor& lse,
+    const Tensor& cu_q, const Tensor& cu_k, int64_t num_heads, double scale, int64_t window, double rate,
+    int64_t site_key, const OptionalTensor& row_keys) {
+  check_qkv(q, k, v);
+  Sequences s = make_sequences(q, k, cu_q, cu_k, num_heads, scale, window, rate, site_key, row_keys);
+  s.bias = make_bias(bias, s);
+  Tensor dbias = float_like(bias.sizes());
+  const auto [dq, dk, dv] = attend_backward(s, dout.contiguous(), q, k, v, lse, write<float>(dbias));
+  return {dq, dk, dv, dbias};
 }
 
 // ---- rows ---------------------------------------------------------------------------------------------------------
@@ -284,6 +326,22 @@ Tensor dropout_rows_op(const Tensor& x, double rate, int64_t site_key, const Opt
   if (!dropout.active()) return x.clone();
   Tensor y = at::empty_like(x);
   for_type(x, [&]<class T>(T) { dropout_rows(x.size(0), x.size(1), read<T>(x), dropout, write<T>(y)); });
+  return y;
+}
+
+Tensor rotate_op(const Tensor& x_any, const Tensor& cos, const Tensor& sin, int64_t num_heads) {
+  const Tensor x = x_any.contiguous();
+  check_float(x, "x");
+  TORCH_CHECK(x.dim() == 2 && cos.dim() == 2 && num_heads > 0, "rotate: matrices, and one head or more, are needed");
+  const int64_t half = cos.size(1);
+  check_dense(cos, at::kFloat, {x.size(0), half}, "cos");
+  check_dense(sin, at::kFloat, {x.size(0), half}, "sin");
+  TORCH_CHECK(2 * half * num_heads <= x.size(1), "rotate: ", num_heads, " heads of ", 2 * half,
+              " columns are more than ", x.size(1));
+  Tensor y = at::empty_like(x);
+  for_type(x, [&]<class T>(T) {
+    rotate(x.size(0), x.size(1), num_heads, half, read<T>(x), read<float>(cos), read<float>(sin), write<T>(y));
+  });
   return y;
 }
 
@@ -572,6 +630,14 @@ TORCH_LIBRARY(fleetune, m) {
       "int num_heads, float scale, int window, float rate, int site_key, Tensor? row_keys) "
       "-> (Tensor, Tensor, Tensor)");
   m.def(
+      "biased_attention_forward(Tensor q, Tensor k, Tensor v, Tensor bias, Tensor cu_q, Tensor cu_k, int num_heads, "
+      "float scale, int window, float rate, int site_key, Tensor? row_keys) -> (Tensor, Tensor)");
+  m.def(
+      "biased_attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor bias, Tensor lse, Tensor cu_q, "
+      "Tensor cu_k, int num_heads, float scale, int window, float rate, int site_key, Tensor? row_keys) "
+      "-> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("rotate(Tensor x, Tensor cos, Tensor sin, int num_heads) -> Tensor");
+  m.def(
       "add_norm_forward(Tensor x, Tensor? residual, Tensor weight, Tensor? bias, float eps, float rate, int site_key, "
       "Tensor? row_keys) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
@@ -615,6 +681,9 @@ TORCH_LIBRARY_IMPL(fleetune, CPU, m) {
   m.impl("column_sums", fleetune::column_sums_op);
   m.impl("attention_forward", fleetune::attention_forward_op);
   m.impl("attention_backward", fleetune::attention_backward_op);
+  m.impl("biased_attention_forward", fleetune::biased_attention_forward_op);
+  m.impl("biased_attention_backward", fleetune::biased_attention_backward_op);
+  m.impl("rotate", fleetune::rotate_op);
   m.impl("add_norm_forward", fleetune::add_norm_forward_op);
   m.impl("add_norm_backward", fleetune::add_norm_backward_op);
   m.impl("embed_forward", fleetune::embed_forward_op);

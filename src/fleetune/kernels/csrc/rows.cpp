@@ -298,6 +298,26 @@ void gelu_backward(int64_t count, const T* dy, const T* x, Gelu kind, T* dx, T* 
 }
 
 template <class T>
+void rotate(int64_t rows, int64_t width, int64_t heads, int64_t half, const T* x, const float* cos, const float* sin,
+            T* y) {
+#pragma omp parallel for schedule(static) if (rows * width > kSerial)
+  for (int64_t i = 0; i < rows; i++) {
+    const float *c = cos + i * half, *s = sin + i * half;
+    for (int64_t h = 0; h < heads; h++) {
+      const T *a = x + i * width + h * 2 * half, *b = a + half;
+      T *to_a = y + i * width + h * 2 * half, *to_b = to_a + half;
+#pragma omp simd
+      for (int64_t j = 0; j < half; j++) {
+        const float first = to_float(a[j]), second = to_float(b[j]);
+        to_a[j] = from_float<T>(first * c[j] - second * s[j]);
+        to_b[j] = from_float<T>(second * c[j] + first * s[j]);
+      }
+    }
+    std::copy(x + i * width + heads * 2 * half, x + (i + 1) * width, y + i * width + heads * 2 * half);
+  }
+}
+
+template <class T>
 void geglu_forward(int64_t rows, int64_t width, const T* x, Gelu kind, T* y) {
   kind == Gelu::kErf ? geglu_forward_of<Gelu::kErf>(rows, width, x, y)
                      : geglu_forward_of<Gelu::kTanh>(rows, width, x, y);
@@ -369,6 +389,7 @@ void group_sums(const Groups& groups, int64_t width, const T* x, float* sums) {
   template void dropout_rows<T>(int64_t, int64_t, const T*, const Dropout&, T*);                                     \
   template void gelu_forward<T>(int64_t, const T*, Gelu, T*);                                                        \
   template void gelu_backward<T>(int64_t, const T*, const T*, Gelu, T*, T*);                                           \
+  template void rotate<T>(int64_t, int64_t, int64_t, int64_t, const T*, const float*, const float*, T*);              \
   template void geglu_forward<T>(int64_t, int64_t, const T*, Gelu, T*);                                              \
   template void geglu_backward<T>(int64_t, int64_t, const T*, const T*, Gelu, T*);                                   \
   template void column_sums<T>(int64_t, int64_t, const T*, int64_t, float*);                                         \

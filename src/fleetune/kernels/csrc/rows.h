@@ -41,6 +41,12 @@ void embed_backward(int64_t rows, int64_t width, const T* dy, const float* sum, 
 template <class T>
 void dropout_rows(int64_t rows, int64_t width, const T* x, const Dropout& dropout, T* y);
 
+// y = x, of which the first `heads` times 2 * half columns are turned: column j of a head, and column j + half, are a
+// point that is turned by the angle whose cosine and sine are column j of `cos` and `sin` (rows x half).
+template <class T>
+void rotate(int64_t rows, int64_t width, int64_t heads, int64_t half, const T* x, const float* cos, const float* sin,
+            T* y);
+
 enum class Gelu : int64_t { kErf = 0, kTanh = 1 };
 
 template <class T>
