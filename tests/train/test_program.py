@@ -211,16 +211,18 @@ def test_regression(tiny_model: Path, cache_dir: Path, tmp_path: Path) -> None:
 def test_an_unknown_architecture_trains_padded_and_says_so(
     tiny_model: Path, tiny_data: TinyData, cache_dir: Path, tmp_path: Path
 ) -> None:
-    from transformers import AlbertConfig, AlbertModel
+    from transformers import DebertaV2Config, DebertaV2Model
 
-    folder = tmp_path / "albert"
+    folder = tmp_path / "deberta"
     AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
-    sizes = {"vocab_size": 64, "embedding_size": 8, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    AlbertModel(AlbertConfig(**sizes, intermediate_size=32, max_position_embeddings=64)).save_pretrained(folder)
+    sizes = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = DebertaV2Config(**sizes, intermediate_size=32, max_position_embeddings=64, type_vocab_size=2)
+    DebertaV2Model(config).save_pretrained(folder)
     words = ["--train_file", tiny_data.train, "--validation_file", tiny_data.validation, "--cache_dir", cache_dir,
              "--model", folder, "--max_steps", 3, "--processes", 2, "--report_to", "none"]  # fmt: skip
     result = fleetune("train", *words, "--output_dir", tmp_path / "out")
-    assert "AlbertForSequenceClassification has no unpadded forward yet" in result.stdout
+    assert "DebertaV2ForSequenceClassification goes through its own forward, on padded batches" in result.stdout
+    assert "the flat forward knows no deberta-v2, but bert, roberta" in result.stdout
     assert read_record(tmp_path / "out").plan["unpadded"] is False
 
 

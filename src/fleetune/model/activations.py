@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from transformers.activations import FastGELUActivation, GELUActivation, GELUTanh, NewGELUActivation
 
-from fleetune.kernels.activation import ERF, TANH, gelu_linear
+from fleetune.kernels.activation import ERF, TANH, geglu, gelu_linear
 from fleetune.kernels.linear import linear
 
 _KINDS: dict[type[nn.Module], int] = {
@@ -27,3 +27,13 @@ def activated_linear(x_RF: Tensor, activation: nn.Module, layer: nn.Linear) -> T
     """The layer's result for the activated input, through the fused kernel where there is one for the activation."""
     kind = gelu_kind(activation)
     return linear(activation(x_RF), layer) if kind is None else gelu_linear(x_RF, layer, kind)
+
+
+def gated(x_RG: Tensor, activation: nn.Module) -> Tensor:
+    """The activation of the first half of the columns times the second (Shazeer 2020): (R, 2 F) to (R, F)."""
+    kind = gelu_kind(activation)
+    if kind is not None:
+        return geglu(x_RG, kind)
+    first_RF, second_RF = x_RG.chunk(2, dim=1)
+    y_RF: Tensor = activation(first_RF) * second_RF
+    return y_RF

@@ -17,7 +17,7 @@ from torch import Tensor
 from fleetune.data.batches import PackedBatch
 from fleetune.kernels.random import row_keys
 from fleetune.model.families import Family
-from fleetune.model.flat import EncoderParts
+from fleetune.model.parts import EncoderParts
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
 _CAPTURES = ("output_hidden_states", "output_attentions")
@@ -53,13 +53,19 @@ class Call:
             return None
         given |= given.pop("kwargs", {})
         config = backbone.config
-        as_tuple = given.pop("return_dict", config.return_dict) is False
+        as_tuple = _or_configured(given, "return_dict", config) is False
         inputs = {name: given.pop(name, None) for name in _INPUTS}
-        captures = [given.pop(name, getattr(config, name)) for name in _CAPTURES]
+        captures = [_or_configured(given, name, config) for name in _CAPTURES]
         given.pop(_IGNORED, None)
         if any(captures) or any(value is not None and value is not False for value in given.values()):
             return None
         return cls(**_alike(inputs), as_tuple=as_tuple) if _are_matrices(**inputs) else None
+
+
+def _or_configured(given: dict[str, Any], name: str, config: Any) -> Any:
+    """What was given, or else what the config says; taken out of what was given."""
+    value = given.pop(name, None)
+    return getattr(config, name) if value is None else value
 
 
 def _are_matrices(*, input_ids: Any, **others: Any) -> bool:
@@ -89,20 +95,28 @@ class Rows:
     """Padded: L."""
 
     @classmethod
-    def of(cls, call: Call, positions_BL: Tensor, *, every_position: bool) -> Rows | None:
+    def of(cls, call: Call, positions_BL: Tensor, parts: EncoderParts, *, every_position: bool) -> Rows | None:
         """The tokens where the mask is 1, and what is wanted besides; None if a sequence has none of the former.
 
         Wanted is the first column, which heads and poolers read even where it is masked (padding on the left).
 
+        None, too, where attention counts tokens and some are left out before others; or looks at a window, in which a
+        masked token may see none.
+
         Args:
             call: With the ids and the mask.
             positions_BL: What `positions_of` gives.
+            parts: Of the encoder.
             every_position: Whether all masked tokens are wanted too.
         """
         kept_BL = None if call.attention_mask is None else call.attention_mask.bool()
         if kept_BL is None or kept_BL.all():
             return cls._among(call, positions_BL, torch.ones_like(call.input_ids, dtype=torch.bool), None)
         if not kept_BL.any(dim=1).all():
+            return None
+        if parts.counts_tokens and bool((kept_BL[:, 1:] & ~kept_BL[:, :-1]).any()):
+            return None
+        if every_position and parts.has_windows:
             return None
         wanted_BL = kept_BL.clone()
         wanted_BL[:, slice(None) if every_position else 0] = True

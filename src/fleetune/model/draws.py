@@ -26,6 +26,8 @@ class Site(IntEnum):
     OUTPUT = 3
     HEAD_INPUT = 4
     HEAD = 5
+    FEED_FORWARD = 6
+    """What a gated feed-forward gives to its last product."""
 
 
 Place = tuple[int, Site]

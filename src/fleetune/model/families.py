@@ -7,7 +7,7 @@ options, so one forward serves them all. A model without a row goes through its 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu
 
 from fleetune.model.draws import Site
+from fleetune.model.options import modernbert_problem, problem_of_config
+from fleetune.model.places import DistanceBias, Reach, Rotation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,24 +28,41 @@ Drop = Callable[[Tensor, nn.Dropout, Site], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
+class EmbeddingNames:
+    """Attributes of the module `embeddings`."""
+
+    words: str = "word_embeddings"
+    types: str = "token_type_embeddings"
+    """Left out where the module has no such table, as the next one."""
+    positions: str = "position_embeddings"
+    norm: str = "LayerNorm"
+    dropout: str = "dropout"
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerNames:
     """Attributes of one encoder layer."""
 
-    query: str
-    key: str
-    value: str
+    qkv: tuple[str, ...]
+    """Linear layers of queries, keys and values, or the one that gives all of them."""
     attention_output: str
     attention_norm: str
+    """Behind attention, or before it where norms come first; then it may be an `nn.Identity`."""
     up: str
     activation: str
     down: str
     output_norm: str
+    """Behind the feed-forward, or before it."""
     attention_dropout: str
-    """Dropout module of the probabilities of attention."""
+    """Dropout module of the probabilities of attention, or its rate."""
+    attention_dropout_is_called: bool = False
+    """Whether forward calls that module, which then says itself whether this is training, or takes its rate alone."""
     attention_output_dropout: str | None
     """Dropout module of what `attention_output` gives; None where the layer has none."""
-    output_dropout: str
-    """Dropout module of what `down` gives."""
+    feed_forward_dropout: str | None = None
+    """The same of what `down` is given."""
+    output_dropout: str | None
+    """The same of what `down` gives."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,19 +72,41 @@ class Family:
     model_type: str
     backbone: str
     """Attribute of the classification model that holds the encoder without its head."""
-    layers: str
+    embeddings: EmbeddingNames = EmbeddingNames()
+    layers: Callable[[Any], tuple[nn.Module, ...]]
+    """Encoder -> its layers in the order in which they are computed; one may be there more than once."""
     layer: LayerNames
+    replaced: tuple[str, ...]
+    """Modules of the encoder whose own forward is not called: nobody may have changed anything in them."""
     head: Callable[[Any, Tensor, Drop], Tensor]
-    """(classification model, last hidden state of the first tokens (B, D), dropout) -> logits (B, C)."""
+    """(classification model, what is read of the last hidden state (B, D), dropout) -> logits (B, C)."""
     num_heads: str = "num_attention_heads"
     """Option of the model's config that counts the heads."""
     positions_follow_padding: bool = False
     """Positions count from the padding token's id + 1, as in fairseq."""
     embedding_projection: str | None = None
     """Linear layer from a narrower embedding to the hidden width, where the model has one."""
+    norms_first: bool = False
+    """Norms are before attention and feed-forward, not behind them (Xiong et al. 2020)."""
+    final_norm: str | None = None
+    """Behind the last layer."""
+    gated: bool = False
+    """`up` gives two halves: the activation of the first, times the second, is what `down` is given (Shazeer 2020)."""
+    reaches: Callable[[Any], tuple[Reach, ...]] | None = None
+    """Encoder -> what attention knows of places, for each of `layers`; None: nothing."""
+    distance_bias: Callable[[Any], DistanceBias] | None = None
+    """Encoder -> a bias of the scores in all layers."""
     first_token_reader: str | None = "classifier"
     """Module of the classification model that is given the hidden state and reads the first token; None where the
     model's own forward takes that out of it."""
+    reads_mean: Callable[[Any], bool] = lambda config: False
+    """Config -> whether the head of a classification model reads the mean of all tokens, not the first one."""
+    output: str = "BaseModelOutputWithPoolingAndCrossAttentions"
+    """What the encoder returns, of `transformers.modeling_outputs`."""
+    pooled: Callable[[Any, Tensor], Tensor | None] | None = None
+    """(encoder, hidden state (B, L, D)) -> its pooled output, where it has one."""
+    problem_of_config: Callable[[Any], str | None] = lambda config: None
+    """Config -> an option that the flat forward does not know, and what of it; None: it knows all of them."""
 
 
 def part(module: Any, name: str) -> Any:
@@ -92,10 +133,59 @@ def _distilbert_head(model: Any, first_BD: Tensor, drop: Drop) -> Tensor:
     return logits
 
 
+def _albert_head(model: Any, first_BD: Tensor, drop: Drop) -> Tensor:
+    pooled_BD = model.albert.pooler_activation(model.albert.pooler(first_BD))
+    logits: Tensor = model.classifier(drop(pooled_BD, model.dropout, Site.HEAD))
+    return logits
+
+
+def _modernbert_head(model: Any, read_BD: Tensor, drop: Drop) -> Tensor:
+    logits: Tensor = model.classifier(drop(model.head(read_BD), model.drop, Site.HEAD))
+    return logits
+
+
+def _pooler(backbone: Any, hidden_BLD: Tensor) -> Tensor | None:
+    return None if backbone.pooler is None else backbone.pooler(hidden_BLD)
+
+
+def _albert_pooler(backbone: Any, hidden_BLD: Tensor) -> Tensor | None:
+    return None if backbone.pooler is None else backbone.pooler_activation(backbone.pooler(hidden_BLD[:, 0]))
+
+
+def _all_of(name: str) -> Callable[[Any], tuple[nn.Module, ...]]:
+    return lambda backbone: tuple(part(backbone, name))
+
+
+def _albert_layers(backbone: Any) -> tuple[nn.Module, ...]:
+    """Groups of layers, each of them several times over (Lan et al. 2020), as the model's own forward counts them."""
+    config, groups = backbone.config, backbone.encoder.albert_layer_groups
+    per_group = config.num_hidden_layers / config.num_hidden_groups
+    order = [groups[int(i / per_group)] for i in range(config.num_hidden_layers)]
+    return tuple(layer for group in order for layer in group.albert_layers)
+
+
+def _modernbert_reaches(backbone: Any) -> tuple[Reach, ...]:
+    """Local and global attention, each with rotations of its own."""
+    rope, window = backbone.rotary_emb, backbone.config.local_attention // 2
+    rotations = {
+        kind: Rotation(
+            frequencies_m=getattr(rope, f"{kind}_inv_freq"), factor=getattr(rope, f"{kind}_attention_scaling")
+        )
+        for kind in rope.layer_types
+    }
+    return tuple(
+        Reach(window=window if kind == "sliding_attention" else 0, rotation=rotations[kind])
+        for kind in (layer.attention_type for layer in backbone.layers)
+    )
+
+
+def _mpnet_bias(backbone: Any) -> DistanceBias:
+    encoder = backbone.encoder
+    return DistanceBias(table=encoder.relative_attention_bias, bucket_of=encoder.relative_position_bucket)
+
+
 _BERT_LAYER = LayerNames(
-    query="attention.self.query",
-    key="attention.self.key",
-    value="attention.self.value",
+    qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
     attention_output="attention.output.dense",
     attention_norm="attention.output.LayerNorm",
     up="intermediate.dense",
@@ -107,9 +197,7 @@ _BERT_LAYER = LayerNames(
     output_dropout="output.dropout",
 )
 _DISTILBERT_LAYER = LayerNames(
-    query="attention.q_lin",
-    key="attention.k_lin",
-    value="attention.v_lin",
+    qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
     attention_output="attention.out_lin",
     attention_norm="sa_layer_norm",
     up="ffn.lin1",
@@ -120,40 +208,101 @@ _DISTILBERT_LAYER = LayerNames(
     attention_output_dropout=None,
     output_dropout="ffn.dropout",
 )
+_ALBERT_LAYER = LayerNames(
+    qkv=("attention.query", "attention.key", "attention.value"),
+    attention_output="attention.dense",
+    attention_norm="attention.LayerNorm",
+    up="ffn",
+    activation="activation",
+    down="ffn_output",
+    output_norm="full_layer_layer_norm",
+    attention_dropout="attention.attention_dropout",
+    attention_output_dropout="attention.output_dropout",
+    output_dropout=None,  # the layer has such a module, which its forward does not call
+)
+_MPNET_LAYER = replace(
+    _BERT_LAYER,
+    qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+    attention_output="attention.attn.o",
+    attention_norm="attention.LayerNorm",
+    attention_dropout="attention.attn.dropout",
+    attention_dropout_is_called=True,
+    attention_output_dropout="attention.dropout",
+)
+_MODERNBERT_LAYER = LayerNames(
+    qkv=("attn.Wqkv",),
+    attention_output="attn.Wo",
+    attention_norm="attn_norm",
+    up="mlp.Wi",
+    activation="mlp.act",
+    down="mlp.Wo",
+    output_norm="mlp_norm",
+    attention_dropout="attn.attention_dropout",
+    attention_output_dropout="attn.out_drop",
+    feed_forward_dropout="mlp.drop",
+    output_dropout=None,
+)
 
-
-def _roberta(model_type: str) -> Family:
-    return Family(model_type=model_type, backbone="roberta", layers="encoder.layer", layer=_BERT_LAYER,
-                  head=partial(_dense_head, activation=torch.tanh), positions_follow_padding=True)  # fmt: skip
-
-
-_ELECTRA = Family(model_type="electra", backbone="electra", layers="encoder.layer", layer=_BERT_LAYER,
-                  head=partial(_dense_head, activation=gelu), embedding_projection="embeddings_project")  # fmt: skip
-_DISTILBERT = Family(model_type="distilbert", backbone="distilbert", layers="transformer.layer",
-                     layer=_DISTILBERT_LAYER, head=_distilbert_head, num_heads="n_heads",
-                     first_token_reader=None)  # fmt: skip
-_BERT = Family(model_type="bert", backbone="bert", layers="encoder.layer", layer=_BERT_LAYER, head=_bert_head,
-               first_token_reader="bert.pooler")  # fmt: skip
+_BERT = Family(model_type="bert", backbone="bert", layers=_all_of("encoder.layer"), layer=_BERT_LAYER,
+               replaced=("embeddings", "encoder"), head=_bert_head, first_token_reader="bert.pooler",
+               pooled=_pooler)  # fmt: skip
+_ROBERTA = replace(_BERT, model_type="roberta", backbone="roberta", positions_follow_padding=True,
+                   head=partial(_dense_head, activation=torch.tanh), first_token_reader="classifier")  # fmt: skip
+_ELECTRA = replace(_BERT, model_type="electra", backbone="electra", head=partial(_dense_head, activation=gelu),
+                   replaced=("embeddings", "embeddings_project", "encoder"), first_token_reader="classifier",
+                   embedding_projection="embeddings_project", output="BaseModelOutputWithPastAndCrossAttentions",
+                   pooled=None)  # fmt: skip
+_DISTILBERT = Family(model_type="distilbert", backbone="distilbert", layers=_all_of("transformer.layer"),
+                     layer=_DISTILBERT_LAYER, replaced=("embeddings", "transformer"), head=_distilbert_head,
+                     num_heads="n_heads", first_token_reader=None, output="BaseModelOutput")  # fmt: skip
+_ALBERT = Family(model_type="albert", backbone="albert", layers=_albert_layers, layer=_ALBERT_LAYER,
+                 replaced=("embeddings", "encoder"), head=_albert_head, first_token_reader=None,
+                 embedding_projection="encoder.embedding_hidden_mapping_in", output="BaseModelOutputWithPooling",
+                 pooled=_albert_pooler)  # fmt: skip
+_MPNET = replace(_ROBERTA, model_type="mpnet", backbone="mpnet", layer=_MPNET_LAYER, distance_bias=_mpnet_bias,
+                 output="BaseModelOutputWithPooling")  # fmt: skip
+_MODERNBERT = Family(model_type="modernbert", backbone="model", layers=_all_of("layers"), layer=_MODERNBERT_LAYER,
+                     embeddings=EmbeddingNames(words="tok_embeddings", norm="norm", dropout="drop"),
+                     replaced=("embeddings", "layers", "final_norm", "rotary_emb"), head=_modernbert_head,
+                     norms_first=True, final_norm="final_norm", gated=True, reaches=_modernbert_reaches,
+                     first_token_reader=None, reads_mean=lambda config: config.classifier_pooling == "mean",
+                     output="BaseModelOutput", problem_of_config=modernbert_problem)  # fmt: skip
 
 FAMILIES = {
     family.model_type: family
     for family in (
         _BERT,
-        _roberta("roberta"),
-        _roberta("xlm-roberta"),
-        _roberta("camembert"),
+        _ROBERTA,
+        replace(_ROBERTA, model_type="xlm-roberta"),
+        replace(_ROBERTA, model_type="camembert"),
         _ELECTRA,
         _DISTILBERT,
+        _ALBERT,
+        _MPNET,
+        _MODERNBERT,
     )
 }
-"""`model_type` -> row."""
+"""`model_type` -> row. MiniLM's checkpoints are of the types bert, roberta and xlm-roberta."""
 
 
 def find_family(model: Any) -> Family | None:
     """The row of a classification model, or None when the flat forward would not compute what the model does."""
+    return None if why_padded(model) is not None else FAMILIES[model.config.model_type]
+
+
+def why_padded(model: Any) -> str | None:
+    """Why the flat forward would not compute what a classification model does; None if it would."""
     if not type(model).__name__.endswith("ForSequenceClassification"):
-        return None
-    return _family_of(model.config)
+        return "only models for sequence classification have an unpadded forward"
+    return problem_of(model.config)
+
+
+def problem_of(config: Any) -> str | None:
+    """Why no row of the table describes a model of this config; None if one does."""
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        return f"the flat forward knows no {config.model_type}, but {', '.join(FAMILIES)}"
+    return problem_of_config(config) or family.problem_of_config(config)
 
 
 def find_backbone(model: PreTrainedModel) -> tuple[Any, Family] | None:
@@ -163,17 +312,8 @@ def find_backbone(model: PreTrainedModel) -> tuple[Any, Family] | None:
     """
     from transformers import MODEL_MAPPING
 
-    family, backbone = _family_of(model.config), model.base_model
+    backbone = model.base_model
     stock = MODEL_MAPPING.get(type(model.config), None)
-    if family is None or stock is None or type(backbone).forward is not stock.forward:
+    if problem_of(model.config) is not None or stock is None or type(backbone).forward is not stock.forward:
         return None
-    return backbone, family
-
-
-def _family_of(config: Any) -> Family | None:
-    """The row of a config, unless it has options that change the arithmetic."""
-    family = FAMILIES.get(config.model_type)
-    options = config.to_dict()
-    unusual = options.get("is_decoder") or options.get("add_cross_attention")
-    relative = options.get("position_embedding_type", "absolute") not in ("absolute", None)
-    return None if unusual or relative else family
+    return backbone, FAMILIES[model.config.model_type]

@@ -10,7 +10,7 @@ C labels, h heads, d width of a head.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,91 +19,22 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fleetune.data.batches import PackedBatch
-from fleetune.kernels.attention import Sequences, attention, self_attention
+from fleetune.kernels.attention import Sequences, attention, rotate, self_attention
 from fleetune.kernels.dropout import dropout_rows
 from fleetune.kernels.embedding import embed
 from fleetune.kernels.layer import LayerSettings, encoder_layer
 from fleetune.kernels.linear import lay_together, linear
-from fleetune.kernels.norm import add_norm
-from fleetune.kernels.random import row_keys
-from fleetune.model.activations import activated_linear, gelu_kind
+from fleetune.kernels.norm import add_norm, add_then_norm
+from fleetune.kernels.random import NO_DROPOUT, row_keys
+from fleetune.model.activations import activated_linear, gated, gelu_kind
 from fleetune.model.draws import NO_DRAWS, Draws, Site, drawn_seed
-from fleetune.model.families import Family, LayerNames, part
+from fleetune.model.families import Family, part
+from fleetune.model.parts import EncoderParts
+from fleetune.model.places import Scene
 from fleetune.model.rates import dropout_rates
 
 _WIDE = 16
 """A wide head is a multiple of this many columns, so that rows begin at a cache line."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerParts:
-    """The modules of one encoder layer."""
-
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
-    attention_output: nn.Linear
-    attention_norm: nn.LayerNorm
-    up: nn.Linear
-    activation: nn.Module
-    down: nn.Linear
-    output_norm: nn.LayerNorm
-
-    @classmethod
-    def of(cls, layer: nn.Module, names: LayerNames) -> LayerParts:
-        """The parts.
-
-        Raises:
-            AttributeError: The layer lacks one.
-        """
-        return cls(**{field: part(layer, getattr(names, field)) for field in cls.__dataclass_fields__})
-
-    @property
-    def linears(self) -> tuple[nn.Linear, ...]:
-        """In the order of forward."""
-        return self.query, self.key, self.value, self.attention_output, self.up, self.down
-
-    def is_one_operation(self, x_TD: Tensor) -> bool:
-        """Whether the layer can be computed as one: with GELU and all biases, and every gradient wanted, or none."""
-        modules = *self.linears, self.attention_norm, self.output_norm
-        parameters = [p for module in modules for p in (module.weight, module.bias)]
-        if gelu_kind(self.activation) is None or any(p is None for p in parameters):
-            return False
-        return not torch.is_grad_enabled() or (x_TD.requires_grad and all(p.requires_grad for p in parameters))
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncoderParts:
-    """The modules of an encoder, and the options that its arithmetic depends on.
-
-    A plain object beside the model, not a module of its own: the model stays the one owner of its parameters.
-    """
-
-    embeddings: Any
-    projection: nn.Linear | None
-    modules: tuple[nn.Module, ...]
-    """The layers as the model has them: they know whether they are to be computed again in backward."""
-    layers: tuple[LayerParts, ...]
-    num_heads: int
-    position_offset: int
-    """Added to positions, where they count from the padding token's id + 1."""
-
-    @classmethod
-    def of(cls, backbone: Any, family: Family) -> EncoderParts:
-        """The parts.
-
-        Raises:
-            AttributeError: The encoder lacks one.
-        """
-        modules = tuple(part(backbone, family.layers))
-        return cls(
-            embeddings=backbone.embeddings,
-            projection=backbone._modules.get(family.embedding_projection),
-            modules=modules,
-            layers=tuple(LayerParts.of(layer, family.layer) for layer in modules),
-            num_heads=getattr(backbone.config, family.num_heads),
-            position_offset=backbone.embeddings.padding_idx + 1 if family.positions_follow_padding else 0,
-        )
 
 
 class FlatEncoder:
@@ -133,7 +64,7 @@ class FlatEncoder:
     def lay_together(self) -> None:
         """Move the weights of each layer's query, key and value into one piece of memory: one product computes all."""
         for layer in self._parts.layers:
-            lay_together(layer.query, layer.key, layer.value)
+            lay_together(*layer.qkv)
 
     def tokens(self, batch: PackedBatch, draws: Draws, attended: Tensor | None = None) -> Tensor:
         """The last hidden state of all tokens (T, D), in the encoder's dtype.
@@ -143,26 +74,27 @@ class FlatEncoder:
             draws: Of dropout.
             attended: Whether each token is attended to, bool (T), at least one of every sequence; None: all are.
         """
-        return self._below(self.num_layers, batch, draws, attended)
+        return self._normed(self._below(self.num_layers, self._scene(batch, attended), draws))
 
     def first_tokens(self, batch: PackedBatch, draws: Draws) -> Tensor:
         """The last hidden state of each sequence's first token (B, D): all that a sequence-level head reads."""
-        x_TD = self._below(self.num_layers - 1, batch, draws)
-        return self._run(self.num_layers, partial(self._last_layer, batch=batch, draws=draws), x_TD)
+        scene = self._scene(batch, None)
+        x_TD = self._below(self.num_layers - 1, scene, draws)
+        return self._normed(self._run(self.num_layers, partial(self._last_layer, scene=scene, draws=draws), x_TD))
 
-    def _below(self, num_layers: int, batch: PackedBatch, draws: Draws, attended: Tensor | None = None) -> Tensor:
-        """The hidden state after some layers (T, D)."""
-        cu_q, keys = batch.boundaries, None
-        cu_k = cu_q
-        if attended is not None:
-            keys = attended.nonzero().squeeze(1)
-            cu_k = nn.functional.pad(attended.cumsum(0), (1, 0))[cu_q]
-        sequences = self._sequences(cu_q, cu_k, self._parts.num_heads)
+    def _scene(self, batch: PackedBatch, attended: Tensor | None) -> Scene:
+        """Told of stage 0, whose parameters are read here."""
         self.before_stage(0)
-        x_TD = self._embed(batch, draws)
+        parts, bias = self._parts, None
+        if parts.distance_bias is not None:
+            bias = parts.distance_bias.of(max(batch.lengths, default=1), parts.head_width**-0.5)
+        return Scene.of(batch, attended, bias, parts.reaches)
+
+    def _below(self, num_layers: int, scene: Scene, draws: Draws) -> Tensor:
+        """The hidden state after some layers (T, D)."""
+        x_TD = self._embed(scene.batch, draws)
         for number in range(1, num_layers + 1):
-            layer = partial(self._layer, number, sequences=sequences, keys=keys, draws=draws)
-            x_TD = self._run(number, layer, x_TD)
+            x_TD = self._run(number, partial(self._layer, number, scene=scene, draws=draws), x_TD)
         return x_TD
 
     def _run(self, number: int, layer: Any, x_TD: Tensor) -> Tensor:
@@ -173,65 +105,100 @@ class FlatEncoder:
             return checkpoint(layer, x_TD, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
         return layer(x_TD)  # type: ignore[no-any-return]
 
-    def _sequences(self, cu_q: Tensor, cu_k: Tensor, num_heads: int) -> Sequences:
-        width = self._parts.layers[0].query.out_features // self._parts.num_heads
-        return Sequences(cu_q=cu_q, cu_k=cu_k, num_heads=num_heads, scale=width**-0.5)
+    def _sequences(self, cu_q: Tensor, cu_k: Tensor, num_heads: int, window: int = 0) -> Sequences:
+        return Sequences(cu_q=cu_q, cu_k=cu_k, num_heads=num_heads, scale=self._parts.head_width**-0.5, window=window)
 
     def _embed(self, batch: PackedBatch, draws: Draws) -> Tensor:
-        tables, parts = self._parts.embeddings, self._parts
-        lookups = [(tables.word_embeddings, batch.token_ids)]
-        if "token_type_embeddings" in tables._modules:
+        parts, names = self._parts, self._parts.family.embeddings
+        tables = parts.embeddings._modules
+        lookups = [(tables[names.words], batch.token_ids)]
+        if names.types in tables:
             types = batch.type_ids if batch.type_ids is not None else torch.zeros_like(batch.token_ids)
-            lookups.append((tables.token_type_embeddings, types))
-        lookups.append((tables.position_embeddings, batch.position_ids + parts.position_offset))
-        x_TD = embed(lookups, tables.LayerNorm, draws.at(0, Site.EMBEDDINGS), self.dtype)
+            lookups.append((tables[names.types], types))
+        if names.positions in tables:
+            lookups.append((tables[names.positions], batch.position_ids + parts.position_offset))
+        x_TD = embed(lookups, tables[names.norm], draws.at(0, Site.EMBEDDINGS), self.dtype)
         return x_TD if parts.projection is None else linear(x_TD, parts.projection)
 
-    def _layer(self, number: int, x_TD: Tensor, *, sequences: Sequences, keys: Tensor | None,
-               draws: Draws) -> Tensor:  # fmt: skip
-        """A layer for all tokens (post-norm, as in BERT), of which some (`keys`; None: all) are attended to."""
-        layer = self._parts.layers[number - 1]
-        if keys is None and layer.is_one_operation(x_TD):
-            return self._whole_layer(number, x_TD, sequences, draws)
-        qkv = linear(x_TD, layer.query, layer.key, layer.value)
+    def _layer(self, number: int, x_TD: Tensor, *, scene: Scene, draws: Draws) -> Tensor:
+        """A layer for all tokens, of which some (`scene.keys`) are attended to."""
+        if self._is_one_operation(number, x_TD, scene):
+            return self._whole_layer(number, x_TD, scene, draws)
         dropout = draws.at(number, Site.ATTENTION)
-        if keys is None:
+        qkv, bias = self._qkv(number, x_TD, scene), scene.bias
+        sequences = self._sequences(
+            scene.batch.boundaries, scene.cu_k, self._parts.num_heads, self._parts.reaches[number - 1].window
+        )
+        if scene.keys is None and bias is None:
             attended_TD = self_attention(qkv, sequences, dropout)
         else:
             q_TD, k_TD, v_TD = qkv.chunk(3, dim=1)
-            attended_TD = attention(q_TD, k_TD[keys], v_TD[keys], sequences, dropout)
+            if scene.keys is not None:
+                k_TD, v_TD = k_TD[scene.keys], v_TD[scene.keys]
+            attended_TD = attention(q_TD, k_TD, v_TD, sequences, dropout, bias)
         return self._after_attention(number, attended_TD, x_TD, draws, None)
 
-    def _whole_layer(self, number: int, x_TD: Tensor, sequences: Sequences, draws: Draws) -> Tensor:
+    def _is_one_operation(self, number: int, x_TD: Tensor, scene: Scene) -> bool:
+        parts = self._parts
+        if scene.keys is not None or parts.family.norms_first or parts.knows_places(number):
+            return False
+        return parts.layers[number - 1].is_one_operation(x_TD)
+
+    def _whole_layer(self, number: int, x_TD: Tensor, scene: Scene, draws: Draws) -> Tensor:
         """A layer in one operation: the same arithmetic as in its parts, without the calls between them."""
         layer, kind = self._parts.layers[number - 1], gelu_kind(self._parts.layers[number - 1].activation)
+        norms = layer.attention_norm, layer.output_norm
         assert kind is not None
+        assert isinstance(norms[0], nn.LayerNorm)
         dropouts = [draws.at(number, site) for site in (Site.ATTENTION, Site.ATTENTION_OUTPUT, Site.OUTPUT)]
         settings = LayerSettings(
-            sequences=sequences, eps=(layer.attention_norm.eps, layer.output_norm.eps), kind=kind,
-            dropouts=(dropouts[0], dropouts[1], dropouts[2]),
+            sequences=self._sequences(scene.batch.boundaries, scene.cu_k, self._parts.num_heads),
+            eps=(norms[0].eps, norms[1].eps), kind=kind, dropouts=(dropouts[0], dropouts[1], dropouts[2]),
         )  # fmt: skip
-        return encoder_layer(x_TD, layer.linears, (layer.attention_norm, layer.output_norm), settings)
+        return encoder_layer(x_TD, layer.linears, (norms[0], norms[1]), settings)
 
-    def _last_layer(self, x_TD: Tensor, *, batch: PackedBatch, draws: Draws) -> Tensor:
+    def _qkv(self, number: int, x_TD: Tensor, scene: Scene) -> Tensor:
+        """Queries, keys and values of all tokens, side by side (T, 3 D)."""
+        layer, rotation = self._parts.layers[number - 1], self._parts.reaches[number - 1].rotation
+        if self._parts.family.norms_first:
+            x_TD = _normed(x_TD, layer.attention_norm)
+        qkv = linear(x_TD, *layer.qkv)
+        return qkv if rotation is None else rotate(qkv, *scene.turns[rotation], 2 * self._parts.num_heads)
+
+    def _last_layer(self, x_TD: Tensor, *, scene: Scene, draws: Draws) -> Tensor:
         """The last layer for the first tokens only (B, D)."""
-        number, layer = self.num_layers, self._parts.layers[-1]
-        first_BD = x_TD[batch.first_token]
-        attended_BD = self._attend_first(number, layer, first_BD, x_TD, batch, draws)
-        return self._after_attention(number, attended_BD, first_BD, draws, batch.first_token)
+        number, first = self.num_layers, scene.batch.first_token
+        first_BD = x_TD[first]
+        if self._parts.family.norms_first or self._parts.knows_places(number):
+            attended_BD = self._attend_first_by_keys(number, x_TD, scene, draws)
+        else:
+            attended_BD = self._attend_first(number, first_BD, x_TD, scene.batch, draws)
+        return self._after_attention(number, attended_BD, first_BD, draws, first)
 
-    def _attend_first(self, number: int, layer: LayerParts, first_BD: Tensor, x_TD: Tensor, batch: PackedBatch,
-                      draws: Draws) -> Tensor:  # fmt: skip
+    def _attend_first_by_keys(self, number: int, x_TD: Tensor, scene: Scene, draws: Draws) -> Tensor:
+        """Attention of one query a sequence."""
+        first = scene.batch.first_token
+        q_TD, k_TD, v_TD = self._qkv(number, x_TD, scene).chunk(3, dim=1)
+        sequences = self._sequences(
+            torch.arange(len(scene.batch) + 1),
+            scene.cu_k,
+            self._parts.num_heads,
+            self._parts.reaches[number - 1].window,
+        )
+        dropout = draws.at(number, Site.ATTENTION, first)
+        return attention(q_TD[first], k_TD, v_TD, sequences, dropout, scene.bias)
+
+    def _attend_first(self, number: int, first_BD: Tensor, x_TD: Tensor, batch: PackedBatch, draws: Draws) -> Tensor:
         """Attention of one query a sequence, without keys or values of any token.
 
         q . (W_k x + b_k) = (W_k' q) . x + b_k . q, and sum p (W_v x + b_v) = W_v (sum p x) + b_v sum p: with a column
         of ones behind x, each head of each sequence is one row that attends to the hidden states themselves. Two
         products with the weights for B rows stand in for two of T rows.
         """
-        num_heads = self._parts.num_heads
-        q_hBd = _by_head(linear(first_BD, layer.query), num_heads)
+        num_heads, (query, key, value) = self._parts.num_heads, self._parts.layers[number - 1].qkv
+        q_hBd = _by_head(linear(first_BD, query), num_heads)
         x_TE = _with_ones(x_TD)
-        keys_hdE, values_hdE = (_with_bias(m, x_TE).unflatten(0, (num_heads, -1)) for m in (layer.key, layer.value))
+        keys_hdE, values_hdE = (_with_bias(m, x_TE).unflatten(0, (num_heads, -1)) for m in (key, value))
         rows = torch.bmm(q_hBd, keys_hdE).transpose(0, 1).flatten(0, 1)
         heads_cu = torch.arange(len(batch) + 1) * num_heads
         dropout = draws.at_heads_of(number, Site.ATTENTION, batch.first_token, num_heads)
@@ -244,10 +211,29 @@ class FlatEncoder:
                          rows: Tensor | None) -> Tensor:  # fmt: skip
         """The rest of a layer, for the rows that it is wanted for (None: all)."""
         layer = self._parts.layers[number - 1]
-        output = linear(attended, layer.attention_output)
-        x = add_norm(output, residual, layer.attention_norm, draws.at(number, Site.ATTENTION_OUTPUT, rows))
-        output = activated_linear(linear(x, layer.up), layer.activation, layer.down)
-        return add_norm(output, x, layer.output_norm, draws.at(number, Site.OUTPUT, rows))
+        output, dropout = linear(attended, layer.attention_output), draws.at(number, Site.ATTENTION_OUTPUT, rows)
+        last_dropout = draws.at(number, Site.OUTPUT, rows)
+        if self._parts.family.norms_first:
+            normed, x = add_then_norm(output, residual, layer.output_norm, dropout)
+            return x + dropout_rows(self._feed_forward(number, normed, draws, rows), last_dropout)
+        assert isinstance(layer.attention_norm, nn.LayerNorm)
+        x = add_norm(output, residual, layer.attention_norm, dropout)
+        return add_norm(self._feed_forward(number, x, draws, rows), x, layer.output_norm, last_dropout)
+
+    def _feed_forward(self, number: int, x: Tensor, draws: Draws, rows: Tensor | None) -> Tensor:
+        layer = self._parts.layers[number - 1]
+        up = linear(x, layer.up)
+        if not self._parts.family.gated:
+            return activated_linear(up, layer.activation, layer.down)
+        return linear(dropout_rows(gated(up, layer.activation), draws.at(number, Site.FEED_FORWARD, rows)), layer.down)
+
+    def _normed(self, x: Tensor) -> Tensor:
+        """What is behind the last layer; its parameters are of the last layer's stage."""
+        return x if self._parts.final_norm is None else _normed(x, self._parts.final_norm)
+
+
+def _normed(x: Tensor, norm: nn.LayerNorm | nn.Identity) -> Tensor:
+    return add_norm(x, None, norm, NO_DROPOUT) if isinstance(norm, nn.LayerNorm) else x
 
 
 def _by_head(x_BD: Tensor, num_heads: int) -> Tensor:
@@ -270,6 +256,14 @@ def _with_bias(linear_layer: nn.Linear, x_TE: Tensor) -> Tensor:
     behind = weight_DD.new_zeros(len(weight_DD), x_TE.shape[1] - weight_DD.shape[1] - 1)
     ones = weight_DD.new_zeros(len(weight_DD), 1) if bias_D is None else bias_D.unsqueeze(1)
     return torch.cat([weight_DD, ones, behind], dim=1).to(x_TE.dtype)
+
+
+def _means(x_TD: Tensor, batch: PackedBatch) -> Tensor:
+    """The mean over the tokens of each sequence (B, D)."""
+    lengths_B = batch.boundaries.diff()
+    sequence_T = torch.repeat_interleave(torch.arange(len(batch)), lengths_B)
+    sums_BD = x_TD.new_zeros(len(batch), x_TD.shape[1]).index_add(0, sequence_T, x_TD)
+    return sums_BD / lengths_B.unsqueeze(1)
 
 
 class FlatClassifier(nn.Module):
@@ -299,15 +293,16 @@ class FlatClassifier(nn.Module):
 
     @property
     def stages(self) -> list[list[nn.Parameter]]:
-        """The parameters in the order in which forward comes to them: embeddings, each layer, the head."""
+        """The parameters in the order in which forward comes to them: embeddings, each layer, the head.
+
+        One that is used more than once is of the stage that uses it first.
+        """
         seen: set[nn.Parameter] = set()
         stages = []
-        parts = self._encoder.parts
-        before = [parts.embeddings, *([parts.projection] if parts.projection is not None else [])]
-        for modules in (before, *([layer] for layer in parts.modules), [self.model]):
+        for modules in (*self._encoder.parts.stages, [self.model]):
             stage = [p for module in modules for p in module.parameters() if p not in seen]
+            stages.append(list(dict.fromkeys(stage)))
             seen.update(stage)
-            stages.append(stage)
         return stages
 
     def before_stage(self, tell: Callable[[int], None]) -> None:
@@ -327,7 +322,10 @@ class FlatClassifier(nn.Module):
     def forward(self, batch: PackedBatch) -> Tensor:
         """Logits of every sequence, float32 (B, C)."""
         draws = self._draws(batch)
-        first_BD = self._encoder.first_tokens(batch, draws).float()
+        if self._family.reads_mean(self.model.config):
+            read_BD = _means(self._encoder.tokens(batch, draws).float(), batch)
+        else:
+            read_BD = self._encoder.first_tokens(batch, draws).float()
 
         def drop(x_BD: Tensor, dropout: nn.Dropout, site: Site) -> Tensor:
             head = self._encoder.num_layers + 1, site
@@ -335,7 +333,7 @@ class FlatClassifier(nn.Module):
             return dropout_rows(x_BD, replace(draws, rates=rates).at(*head, batch.first_token))
 
         self._encoder.before_stage(self._encoder.num_layers + 1)
-        logits_BC: Tensor = self._family.head(self.model, first_BD, drop)
+        logits_BC: Tensor = self._family.head(self.model, read_BD, drop)
         return logits_BC
 
     def _draws(self, batch: PackedBatch) -> Draws:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fleetune.model.families import Family
-from fleetune.model.flat import EncoderParts
+from fleetune.model.families import Family, part
+from fleetune.model.parts import EncoderParts
 from fleetune.model.rates import dropouts
 
 _ATTENTION = ("eager", "sdpa")
@@ -36,8 +36,7 @@ def find_problem(backbone: Any, family: Family, parts: EncoderParts) -> str | No
         return f"its attention is {config._attn_implementation!r}, not one of {', '.join(_ATTENTION)}"
     if torch.nn.modules.module._has_any_global_hook():
         return "there are hooks of all modules"
-    roots = (backbone.embeddings, parts.projection, backbone.get_submodule(family.layers.partition(".")[0]))
-    for root in roots:
+    for root in (backbone._modules.get(name) for name in family.replaced):
         for module in () if root is None else root.modules():
             problem = _problem_of_module(module) or _problem_of_weights(module)
             if problem is not None:
@@ -81,11 +80,11 @@ def _problem_of_weights(module: nn.Module) -> str | None:
 
 def _problem_of_parts(backbone: Any, family: Family, parts: EncoderParts) -> str | None:
     """What is wrong with a part that is a module of torch, but perhaps not the right one."""
-    if not all(map(_is_plain_table, _tables(backbone))):
+    if not all(map(_is_plain_table, _tables(family, parts))):
         return "an embedding was replaced, or has options"
     if any(type(linear) is not nn.Linear for linear in _linears(parts)):
         return "a linear layer was replaced"
-    if not all(map(_is_plain_norm, _norms(backbone, parts))):
+    if not all(map(_is_plain_norm, _norms(family, parts))):
         return "a norm was replaced"
     if not all(isinstance(layer.activation, nn.Module) for layer in parts.layers):
         return "an activation is not a module"
@@ -93,21 +92,27 @@ def _problem_of_parts(backbone: Any, family: Family, parts: EncoderParts) -> str
     return None if all(map(_is_plain_dropout, drops)) else "a dropout was replaced, or drops everything"
 
 
-def _tables(backbone: Any) -> list[Any]:
-    return [module for name, module in backbone.embeddings.named_children() if name.endswith("_embeddings")]
+def _tables(family: Family, parts: EncoderParts) -> list[Any]:
+    names, tables = family.embeddings, parts.embeddings._modules
+    found = [tables[name] for name in (names.words, names.types, names.positions) if name in tables]
+    return found if parts.distance_bias is None else [*found, parts.distance_bias.table]
 
 
 def _linears(parts: EncoderParts) -> Iterator[nn.Module]:
     for layer in parts.layers:
-        yield from (layer.query, layer.key, layer.value, layer.attention_output, layer.up, layer.down)
+        yield from layer.linears
     if parts.projection is not None:
         yield parts.projection
 
 
-def _norms(backbone: Any, parts: EncoderParts) -> Iterator[Any]:
-    yield backbone.embeddings.LayerNorm
+def _norms(family: Family, parts: EncoderParts) -> Iterator[Any]:
+    yield part(parts.embeddings, family.embeddings.norm)
     for layer in parts.layers:
-        yield from (layer.attention_norm, layer.output_norm)
+        if not (family.norms_first and type(layer.attention_norm) is nn.Identity):
+            yield layer.attention_norm
+        yield layer.output_norm
+    if parts.final_norm is not None:
+        yield parts.final_norm
 
 
 def _is_plain_table(table: Any) -> bool:
@@ -115,8 +120,11 @@ def _is_plain_table(table: Any) -> bool:
 
 
 def _is_plain_norm(norm: Any) -> bool:
-    return type(norm) is nn.LayerNorm and norm.weight is not None and norm.bias is not None
+    return type(norm) is nn.LayerNorm and norm.weight is not None
 
 
-def _is_plain_dropout(dropout: nn.Module | None) -> bool:
-    return dropout is None or (type(dropout) is nn.Dropout and dropout.p < 1.0)
+def _is_plain_dropout(dropout: Any) -> bool:
+    """Whether it is a dropout of torch's, or what stands in the place of one: a rate, or nothing."""
+    if isinstance(dropout, (int, float)):
+        return dropout < 1.0
+    return type(dropout) is nn.Identity or (type(dropout) is nn.Dropout and dropout.p < 1.0)

@@ -18,7 +18,7 @@ from fleetune.config import RunConfig
 from fleetune.data.tasks import Task
 from fleetune.data.tokens import TokenTable
 from fleetune.errors import ModelError
-from fleetune.model.families import find_family
+from fleetune.model.families import FAMILIES, find_family, why_padded
 from fleetune.model.flat import FlatClassifier
 from fleetune.model.labels import LabelOrder, align_labels
 from fleetune.model.padded import PaddedClassifier
@@ -122,7 +122,8 @@ def check_tokenizer_fits(tokenizer: Any, model_config: Any, max_seq_length: int)
         raise ModelError(f"the tokenizer has {len(tokenizer):,} tokens, the model embeds only "
                          f"{model_config.vocab_size:,}: they do not belong together")  # fmt: skip
     positions = getattr(model_config, "max_position_embeddings", None) or max_seq_length
-    if model_config.model_type in ("roberta", "xlm-roberta", "camembert"):
+    family = FAMILIES.get(model_config.model_type)
+    if family is not None and family.positions_follow_padding:
         positions -= model_config.pad_token_id + 1
     return int(min(max_seq_length, positions))
 
@@ -156,7 +157,8 @@ def load_classifier(config: RunConfig, model_config: Any, task: Task, pad_token_
         notices.append("the checkpoint's head is of other labels: it was replaced by a new one")
     family = find_family(model)
     if family is None:
-        notices.append(f"{type(model).__name__} has no unpadded forward yet: batches are padded, which is slower")
+        notices.append(f"{type(model).__name__} goes through its own forward, on padded batches, which is slower: "
+                       f"{why_padded(model)}")  # fmt: skip
         return Classifier(module=PaddedClassifier(model, pad_token_id), labels=labels, notices=tuple(notices))
     return Classifier(module=FlatClassifier(model, family), labels=labels, notices=tuple(notices))
 

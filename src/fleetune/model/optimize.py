@@ -18,19 +18,14 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from transformers import PreTrainedModel
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    BaseModelOutputWithPastAndCrossAttentions,
-    BaseModelOutputWithPoolingAndCrossAttentions,
-)
+from transformers import PreTrainedModel, modeling_outputs
 
 from fleetune.errors import ConfigError, FleetuneWarning
 from fleetune.kernels.library import raw_ops
 from fleetune.kernels.random import mix64
 from fleetune.model.calls import Call, Rows, positions_of, signature_of
 from fleetune.model.draws import NO_DRAWS, Draws, Place, drawn_seed
-from fleetune.model.families import FAMILIES, Family, find_backbone, part
+from fleetune.model.families import FAMILIES, Family, find_backbone, part, problem_of
 from fleetune.model.flat import FlatEncoder
 from fleetune.model.intact import find_problem, is_stock, is_untouched
 from fleetune.model.rates import dropout_rates
@@ -40,18 +35,16 @@ Model = TypeVar("Model")
 _DTYPES = (torch.float32, torch.bfloat16)
 _FIRST_TOKENS = "fleetune_first_tokens"
 """Keyword by which a classification model asks its encoder for no more than its head reads."""
-_OUTPUTS = {"electra": BaseModelOutputWithPastAndCrossAttentions, "distilbert": BaseModelOutput}
-"""`model_type` -> what its encoder returns, where that has no pooler."""
 
 
 def optimize(model: Model, dtype: torch.dtype | None = None) -> Model:
     """Make a Hugging Face encoder compute with fused kernels, and on no padding.
 
-    Supported are the encoders of `FAMILIES` (BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT) with any head
-    or none. Class, config, parameters, `state_dict`, `save_pretrained`, signature and results stay the model's own;
-    `Trainer`, accelerate and DDP see nothing new. Call it before or after `train`, `eval`, `load_state_dict`,
-    `gradient_checkpointing_enable`, `resize_token_embeddings` or building an optimizer, but before a model is wrapped
-    (DDP, `torch.compile`, adapters). Twice does no harm.
+    Supported are the encoders of `FAMILIES` (BERT and MiniLM, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT,
+    ALBERT, MPNet, ModernBERT) with any head or none. Class, config, parameters, `state_dict`, `save_pretrained`,
+    signature and results stay the model's own; `Trainer`, accelerate and DDP see nothing new. Call it before or after
+    `train`, `eval`, `load_state_dict`, `gradient_checkpointing_enable`, `resize_token_embeddings` or building an
+    optimizer, but before a model is wrapped (DDP, `torch.compile`, adapters). Twice does no harm.
 
     Results are those of the model's own forward but for the rounding of sums, with two exceptions. Where the attention
     mask is 0, `last_hidden_state` is 0, unless in the first column, which heads read, and for question answering, whose
@@ -66,6 +59,8 @@ def optimize(model: Model, dtype: torch.dtype | None = None) -> Model:
 
     * it asks for hidden states, attentions, a cache or a causal mask, or gives `inputs_embeds`, a mask that is not
       (B, L), a sequence of which nothing is to be attended to, or a keyword that is not known here;
+    * its attention counts tokens (MPNet, ModernBERT), and the mask has a 0 before a 1; or it is a ModernBERT for
+      question answering, and there is padding;
     * it is traced or compiled, or autocast to another type than bfloat16, or a tensor is not on the CPU;
     * a parameter of the encoder is not float32, or a part of it was replaced (adapters, quantized layers) or has hooks.
       This holds for call after call, and is told once by a `FleetuneWarning`.
@@ -108,6 +103,8 @@ def _reason_against(model: Any) -> str | None:
     """Why a model is not supported, and what to do; None if it is."""
     if not isinstance(model, PreTrainedModel):
         return "it is no PreTrainedModel of transformers; if it wraps one, pass that"
+    if (problem := problem_of(model.config)) is not None:
+        return f"{problem}; use it without optimize"
     if find_backbone(model) is None:
         return f"supported are the encoders of {', '.join(FAMILIES)} as transformers has them; use it without optimize"
     if "forward" in vars(model.base_model) and not _is_optimized(model.base_model):
@@ -151,7 +148,7 @@ class FlatForward:
         encoder = None if call is None or dtype is None else self._encoder(dtype)
         if call is not None and encoder is not None:
             positions_BL = positions_of(call, self._family, encoder.parts)
-            rows = Rows.of(call, positions_BL, every_position=self._every_position)
+            rows = Rows.of(call, positions_BL, encoder.parts, every_position=self._every_position)
             if rows is not None:
                 return self._output(self._hidden(encoder, rows, first_tokens), as_tuple=call.as_tuple)
         return type(self._backbone).forward(self._backbone, *args, **kwargs)
@@ -196,10 +193,10 @@ class FlatForward:
 
     def _output(self, hidden: Tensor, *, as_tuple: bool) -> Any:
         fields = {"last_hidden_state": hidden}
-        kind = _OUTPUTS.get(self._family.model_type, BaseModelOutputWithPoolingAndCrossAttentions)
-        if self._family.model_type not in _OUTPUTS and self._backbone.pooler is not None:
-            fields["pooler_output"] = self._backbone.pooler(hidden)
-        output = kind(**fields)
+        pooled = None if self._family.pooled is None else self._family.pooled(self._backbone, hidden)
+        if pooled is not None:
+            fields["pooler_output"] = pooled
+        output = getattr(modeling_outputs, self._family.output)(**fields)
         return output.to_tuple() if as_tuple else output
 
 
@@ -259,8 +256,10 @@ def _reads_first_tokens_only(model: Any) -> bool:
     # A forward that autocast or accelerate wrapped is the same one inside.
     if inspect.unwrap(model.forward) is not inspect.unwrap(type(model).forward) or model.base_model._forward_hooks:
         return False
-    name = FAMILIES[model.config.model_type].first_token_reader
-    if name is None:
+    family = FAMILIES[model.config.model_type]
+    if family.reads_mean(model.config):
+        return False
+    if family.first_token_reader is None:
         return True
-    reader = part(model, name)
+    reader = part(model, family.first_token_reader)
     return isinstance(reader, nn.Module) and is_stock(reader) and is_untouched(reader)
