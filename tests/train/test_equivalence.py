@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from safetensors.numpy import load_file
 
 from tests.conftest import Train, losses_of, make_tiny_model, read_json
@@ -49,6 +51,43 @@ def test_three_processes_equal_one(train: Train, tiny_model_with_dropout: Path) 
     np.testing.assert_allclose(losses_of(three), losses_of(one), rtol=2e-5)
     for key, expected in weights_of(one).items():
         np.testing.assert_allclose(weights_of(three)[key], expected, rtol=1e-3, atol=2e-5, err_msg=key)
+
+
+OTHER_SHAPES = {
+    "albert": (transformers.AlbertConfig, transformers.AlbertModel,
+               {"embedding_size": 12, "hidden_act": "gelu_new", "num_hidden_layers": 3, "num_hidden_groups": 2,
+                "inner_group_num": 2}),
+    "mpnet": (transformers.MPNetConfig, transformers.MPNetModel, {"num_hidden_layers": 2}),
+    "modernbert": (transformers.ModernBertConfig, transformers.ModernBertModel,
+                   {"num_hidden_layers": 3, "local_attention": 6, "embedding_dropout": 0.1, "attention_dropout": 0.1,
+                    "mlp_dropout": 0.1, "classifier_pooling": "mean"}),
+}  # fmt: skip
+"""Shared layers, a bias that all layers share, norms that come first."""
+
+
+@pytest.mark.parametrize("name", OTHER_SHAPES)
+def test_encoders_of_other_shapes_train_the_same_on_two_processes(
+    train: Train, tiny_model: Path, tmp_path: Path, name: str
+) -> None:
+    """A layer that is used several times is of the stage that uses it first: its gradient is whole when it is sent."""
+    make_config, make_model, options = OTHER_SHAPES[name]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.save_pretrained(tmp_path / "model")
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 24, "num_attention_heads": 2, "intermediate_size": 32,
+             "max_position_embeddings": 64, "pad_token_id": tokenizer.pad_token_id, "hidden_dropout_prob": 0.1,
+             "attention_probs_dropout_prob": 0.1}  # fmt: skip
+    if name == "modernbert":
+        del sizes["hidden_dropout_prob"], sizes["attention_probs_dropout_prob"]
+        sizes |= dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1)
+    torch.manual_seed(0)
+    make_model(make_config(**sizes, **options)).save_pretrained(tmp_path / "model")
+    settings = {"model": tmp_path / "model", "max_steps": 4}
+    one = train("one", per_device_train_batch_size=32, **settings)
+    two = train("two", per_device_train_batch_size=16, processes=2, **settings)
+    assert read_json(two / "record.json")["plan"]["unpadded"] is True
+    np.testing.assert_allclose(losses_of(two), losses_of(one), rtol=2e-5)
+    for key, expected in weights_of(one).items():
+        np.testing.assert_allclose(weights_of(two)[key], expected, rtol=1e-3, atol=2e-5, err_msg=key)
 
 
 def test_a_model_without_a_flat_forward_trains_the_same_on_two_processes(
