@@ -28,6 +28,8 @@ OTHER: dict[str, Any] = {
     "resume_from_checkpoint": "auto", "save_strategy": "no", "save_steps": 13, "save_total_limit": None,
     "logging_steps": 14, "report_to": "none", "processes": 15, "threads": 16,
     "grad_dtype": "bfloat16", "local_steps": 1, "ddp_timeout": 17,
+    "label_delimiter": "|", "version_2_with_negative": True, "doc_stride": 64, "n_best_size": 5,
+    "max_answer_length": 15, "null_score_diff_threshold": -1.5,
     "hosts": ("node1", "node[2-4]"), "hostfile": Path("hosts"), "launcher": "mpirun", "num_hosts": 4,
     "network": "10.0.0.0/8", "port_range": "29500-29510", "timeout_s": 9,
 }  # fmt: skip

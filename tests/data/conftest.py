@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from fleetune.data.examples import OnBadRow
+from fleetune.data.tasks import Problem
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -74,10 +75,13 @@ class Settings:
     dataset_config_name: str | None = None
     text_column_names: tuple[str, ...] | None = None
     label_column_name: str | None = None
-    problem_type: Literal["auto", "classification", "regression"] = "auto"
+    label_delimiter: str | None = None
+    problem_type: Literal["auto"] | Problem = "auto"
+    version_2_with_negative: bool = False
     encoding: str | None = None
     on_bad_row: OnBadRow = "error"
     max_seq_length: int = 128
+    doc_stride: int = 32
     max_train_samples: int | None = None
     max_eval_samples: int | None = None
     max_predict_samples: int | None = None

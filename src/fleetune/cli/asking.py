@@ -22,8 +22,9 @@ SOURCE = frozenset(
 """Settings that say which data are meant: giving one replaces all those of the run."""
 
 READING = frozenset({
-    "text_column_names", "label_column_name", "problem_type", "encoding", "on_bad_row", "max_seq_length", "cache_dir",
-    "tokenizer_name", "trust_remote_code",
+    "text_column_names", "label_column_name", "label_delimiter", "problem_type", "version_2_with_negative", "encoding",
+    "on_bad_row", "max_seq_length", "doc_stride", "n_best_size", "max_answer_length", "null_score_diff_threshold",
+    "cache_dir", "tokenizer_name", "trust_remote_code",
 })  # fmt: skip
 """Settings of the run that also hold for new data."""
 
@@ -32,7 +33,7 @@ RUNNING = frozenset({
     *CLUSTER,
 })  # fmt: skip
 EVALUATING = SOURCE | READING | RUNNING | {"max_eval_samples"}
-PREDICTING = READING - {"label_column_name", "problem_type"} | RUNNING | {"max_predict_samples"}
+PREDICTING = READING - {"label_column_name", "label_delimiter", "problem_type"} | RUNNING | {"max_predict_samples"}
 """Settings that the two commands take."""
 
 

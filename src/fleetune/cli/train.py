@@ -13,8 +13,9 @@ from fleetune.cluster.start import plan_ranks, silence_connections, start_ranks,
 from fleetune.config import RunConfig
 from fleetune.hardware.pinning import take_place
 
-DESCRIPTION = """Fine-tune an encoder for classification or regression of texts. The names of the settings are those of
-transformers' run_glue.py, run_classification.py and TrainingArguments."""
+DESCRIPTION = """Fine-tune an encoder for classification or regression of texts, for tags of words, or for answers to
+questions. The names of the settings are those of transformers' run_glue.py, run_classification.py, run_ner.py,
+run_qa.py and TrainingArguments."""
 
 
 def run(words: Sequence[str]) -> int:

@@ -10,6 +10,7 @@ ALIASES = {
     "model_name_or_path": "model",
     "max_length": "max_seq_length",
     "text_columns": "text_column_names",
+    "text_column_name": "text_column_names",
     "label_column": "label_column_name",
     "batch_size": "per_device_train_batch_size",
     "train_batch_size": "per_device_train_batch_size",
@@ -108,6 +109,8 @@ RETIRED: dict[str, Retired] = {
     "save_only_model": _flag("checkpoints can always be resumed"),
     "include_tokens_per_second": _flag("tokens per second are always in the record"),
     "low_cpu_mem_usage": _flag("the model is loaded once, in place"),
+    "label_all_tokens": _unsupported("labelling all tokens of a word, not the first alone,"),
+    "return_entity_level_metrics": _flag("spans are scored over all kinds together"),
     "full_determinism": _flag("runs repeat bit for bit on the same number of ranks and threads anyway"),
     "do_regression": _flag("read as --problem_type", becomes={w: {"problem_type": "regression"} for w in _TRUE}),
 }  # fmt: skip

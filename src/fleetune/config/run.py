@@ -44,19 +44,22 @@ class RunConfig:
     """
 
     # fmt: off
-    task: str | None = setting(None, "data", "GLUE task: cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte or wnli; none for your own files")
-    data_dir: Path | None = setting(None, "data", "folder with the task's files (train, dev or validation, test; tsv, csv, json, jsonl or parquet)")
+    task: str | None = setting(None, "data", "task of GLUE (cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli), squad, squad_v2 or conll2003; none for your own files")
+    data_dir: Path | None = setting(None, "data", "folder with the task's files (train, dev or validation, test; tsv, csv, json, jsonl, parquet, or words in columns: conll, txt)")
     train_file: Path | None = setting(None, "data", "file to train on")
     validation_file: Path | None = setting(None, "data", "file to evaluate on")
     test_file: Path | None = setting(None, "data", "file to predict with --do_predict")
     dataset_name: str | None = setting(None, "data", "data set of the Hugging Face hub (needs the extra [hub])")
     dataset_config_name: str | None = setting(None, "data", "configuration of that data set")
-    text_column_names: tuple[str, ...] | None = setting(None, "data", "column, or two columns separated by a comma, that hold the text")
-    label_column_name: str | None = setting(None, "data", "column that holds the label")
-    problem_type: Literal["auto", "classification", "regression"] = setting("auto", "data", "what the labels are; auto: numbers with fractions mean regression")
+    text_column_names: tuple[str, ...] | None = setting(None, "data", "column, or two columns separated by a comma, that hold the text; the words of token classification, or question and context")
+    label_column_name: str | None = setting(None, "data", "column that holds the label; or, for several labels of a text, columns of 0 and 1 separated by commas")
+    label_delimiter: str | None = setting(None, "data", "what stands between several labels in a cell of text, as ; or |")
+    problem_type: Literal["auto", "classification", "regression", "multi_label_classification", "token_classification", "question_answering"] = setting("auto", "data", "what the labels are; auto: numbers with fractions mean regression, lists several labels or tags")
+    version_2_with_negative: bool = setting(False, "data", "questions in your own files may have no answer, as in SQuAD 2.0")
     encoding: str | None = setting(None, "data", "text encoding of the files; none: UTF-8, or UTF-16 with a byte-order mark")
     on_bad_row: Literal["error", "skip"] = setting("error", "data", "stop at a row that cannot be used, or leave it out, counted and listed")
-    max_seq_length: int = setting(128, "data", "longest sequence in tokens, special ones counted; longer texts are cut", at_least=3)
+    max_seq_length: int = setting(None, "data", "longest sequence in tokens, special ones counted; longer texts are cut, contexts of questions into windows (default: 128, for questions 384)", at_least=3)
+    doc_stride: int = setting(128, "data", "tokens of a context that one window of it has in common with the next", at_least=0)
     max_train_samples: int | None = setting(None, "data", "train on the first so many rows", at_least=1)
     max_eval_samples: int | None = setting(None, "data", "evaluate on the first so many rows", at_least=1)
     max_predict_samples: int | None = setting(None, "data", "predict the first so many rows", at_least=1)
@@ -90,6 +93,9 @@ class RunConfig:
     eval_strategy: Literal["no", "steps", "epoch"] = setting("epoch", "evaluation", "when to evaluate during training; the end is always evaluated")
     eval_steps: int | None = setting(None, "evaluation", "updates between evaluations; none: logging_steps", at_least=1)
     per_device_eval_batch_size: int = setting(32, "evaluation", "examples of a batch in evaluation and prediction", at_least=1)
+    n_best_size: int = setting(20, "evaluation", "answers to a question that are weighed and written", at_least=1)
+    max_answer_length: int = setting(30, "evaluation", "longest answer to a question, in tokens", at_least=1)
+    null_score_diff_threshold: float = setting(0.0, "evaluation", "a question has no answer where that scores so much more than the best answer")
     load_best_model_at_end: bool = setting(False, "evaluation", "keep the weights of the best evaluation instead of the last")
     metric_for_best_model: str | None = setting(None, "evaluation", "metric that decides what is best; none: the task's own")
     greater_is_better: bool | None = setting(None, "evaluation", "whether more of that metric is better; none: no for losses and errors")
@@ -123,6 +129,9 @@ class RunConfig:
         resume: Any = self.resume_from_checkpoint
         if isinstance(resume, bool):  # a file has no setting without a value
             object.__setattr__(self, "resume_from_checkpoint", "auto" if resume else None)
+        length: Any = self.max_seq_length
+        if length is None:
+            object.__setattr__(self, "max_seq_length", 384 if _asks_questions(self) else 128)
         for name, kind in field_types(type(self)).items():
             try:
                 object.__setattr__(self, name, coerce(getattr(self, name), kind, LIMITS[name]))
@@ -144,6 +153,11 @@ class RunConfig:
 
 
 LIMITS: dict[str, dict[str, float | None]] = {f.name: f.metadata["limits"] for f in dataclasses.fields(RunConfig)}
+
+
+def _asks_questions(config: RunConfig) -> bool:
+    """Whether the task is one of questions about a context, whose windows are longer than other sequences."""
+    return config.problem_type == "question_answering" or str(config.task or "").lower().startswith("squad")
 
 
 def _plain(value: Any) -> Any:

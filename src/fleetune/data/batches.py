@@ -36,7 +36,8 @@ class PackedBatch:
     lengths: tuple[int, ...]
     """Tokens of each sequence."""
     labels: Tensor | None
-    """int64 (B,) class ids, or float32 (B,) scores; none for unlabelled examples."""
+    """int64 (B,) class ids, float32 (B,) scores, float32 (B, C) flags of classes, int64 (T,) class ids of tokens, or
+    int64 (B, 2) first and last tokens of answers; none for unlabelled examples."""
     example_ids: Tensor
     """int64 (B,): index of each example in its split."""
     boundaries: Tensor = field(init=False)
@@ -68,9 +69,17 @@ def pack(table: TokenTable, examples: Indices) -> PackedBatch:
         type_ids=None if table.type_ids is None else _joined([table.type_ids[a:b] for a, b in spans]),
         position_ids=_joined([np.arange(n) for n in lengths]),
         lengths=lengths,
-        labels=None if table.labels is None else torch.from_numpy(table.labels[examples]),
+        labels=_labels(table, examples, spans),
         example_ids=torch.from_numpy(np.array(examples, dtype=np.int64)),
     )
+
+
+def _labels(table: TokenTable, examples: Indices, spans: Sequence[tuple[int, int]]) -> Tensor | None:
+    if table.labels is None:
+        return None
+    if table.labels_of_tokens:
+        return _joined([table.labels[a:b] for a, b in spans])
+    return torch.from_numpy(table.labels[examples])
 
 
 def touched_rows(table: TokenTable, examples: Indices, padding: int | None, num_rows: int) -> Tensor:

@@ -48,14 +48,19 @@ def match_layout(source: Source, layouts: Sequence[Columns], *, label_optional: 
     with_texts = [layout for layout in layouts if layout.header is None and set(layout.texts) <= present]
     for layout in with_texts:
         if layout.label in present:
-            return layout
+            return replace(layout, id=present_id(source, layout))
     for layout in with_texts:
         if label_optional or layout.label is None:
-            return replace(layout, label=None)
+            return replace(layout, label=None, id=present_id(source, layout))
     for layout in layouts:
         if layout.header is not None and isinstance(source, TsvFile) and source.fits_header(layout.header):
             return layout
     raise DataError(_no_layout_fits(source, layouts, label_optional), file=source.name)
+
+
+def present_id(source: Source, layout: Columns) -> str | None:
+    """The layout's column of identifiers, if the source has it."""
+    return layout.id if layout.id in source.columns else None
 
 
 def _no_layout_fits(source: Source, layouts: Sequence[Columns], label_optional: bool) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from fleetune.data.columns import apply_header, choose_columns, match_layout
+from fleetune.data.columns import apply_header, match_layout
 from fleetune.data.examples import Reading
 from fleetune.data.inputs import PreparedInputs, prepare_inputs
-from fleetune.data.labels import discover_labels, reader_of
+from fleetune.data.label_sets import with_label_columns
+from fleetune.data.notices import notices_of
+from fleetune.data.problems import PROBLEMS, discover_task
 from fleetune.data.settings import DataSettings
 from fleetune.data.sources import Places, Source
 from fleetune.data.tasks import (
@@ -18,13 +20,13 @@ from fleetune.data.tasks import (
     Role,
     Split,
     Task,
-    custom_task,
     find_task,
     task_from_json,
     with_columns,
 )
 from fleetune.data.tokens import (
     CachedTable,
+    Encoder,
     Progress,
     TableRequest,
     Tokenizer,
@@ -33,12 +35,9 @@ from fleetune.data.tokens import (
     tokenizer_identity,
     usable_length,
 )
-from fleetune.data.wording import counted
 from fleetune.errors import ConfigError
 
 __all__ = ["DataSettings", "PreparedInputs", "TaskData", "prepare_data", "prepare_inputs"]
-
-BAD_ROWS_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +103,14 @@ def prepare_data(
     task = task or (find_task(settings.task) if settings.task else None)
     places = Places(settings, task)
     if task is None:
-        task = _discover_task(settings, places.require(PLAIN_SPLITS[0]), notices)
+        found = discover_task(settings, places.require(PLAIN_SPLITS[0]))
+        task = found.task
+        notices += found.notices
     else:
         task = with_columns(task, settings.text_column_names, settings.label_column_name)
+    encoder = PROBLEMS[task.problem].encoder(task, settings.doc_stride)
     limit = usable_length(tokenizer, settings.max_seq_length, pair=task.is_pair)
+    encoder.adapt(tokenizer, limit)
     if limit < settings.max_seq_length:
         notices.append(f"max_seq_length is lowered to {limit}, the longest input of the tokenizer's model")
     preparation = _Preparation(
@@ -116,25 +119,15 @@ def prepare_data(
         tokenizer=tokenizer,
         tokenizer_identity=tokenizer_identity(tokenizer),
         max_length=limit,
+        encoder=encoder,
         progress=progress,
     )
     tables: dict[str, TokenTable] = {}
     for split, source in _wanted(task, places, splits):
         cached = preparation.table(split, source)
         tables[split.name] = cached.table
-        notices += _notices_of(cached)
+        notices += notices_of(cached)
     return TaskData(task=task, splits=tables, notices=tuple(notices))
-
-
-def _discover_task(settings: DataSettings, source: Source, notices: list[str]) -> Task:
-    """The task that a training file of one's own sets."""
-    chosen = choose_columns(source, texts=settings.text_column_names, label=settings.label_column_name)
-    label = chosen.columns.label
-    assert label is not None
-    asked = settings.problem_type
-    found = discover_labels(source, label, None if asked == "auto" else asked)
-    notices += [line for line in (chosen.notice, found.notice) if line]
-    return custom_task(found.problem, text_columns=chosen.columns.texts, label_column=label, labels=found.labels)
 
 
 def _wanted(task: Task, places: Places, asked: Sequence[str] | None) -> list[tuple[Split, Source]]:
@@ -169,18 +162,22 @@ class _Preparation:
     tokenizer: Tokenizer
     tokenizer_identity: str
     max_length: int
+    encoder: Encoder
     progress: Progress | None
 
     def table(self, split: Split, source: Source) -> CachedTable:
         """Tokenise a split, or take it from the cache."""
         is_test = split.role == "test"
+        problem = PROBLEMS[self.task.problem]
+        source = with_label_columns(source, self.task.label_column)
         columns = match_layout(source, self.task.layouts, label_optional=is_test)
         reading = Reading(
             columns=columns,
-            labels=None if columns.label is None else reader_of(self.task),
+            labels=None if columns.label is None else problem.labels(self.task, self.settings.label_delimiter),
             label_optional=is_test,
             on_bad_row=self.settings.on_bad_row,
             max_rows=self._max_rows(split.role),
+            texts=problem.texts(self.task, split.role),
         )
         request = TableRequest(
             source=apply_header(source, columns),
@@ -190,6 +187,7 @@ class _Preparation:
             tokenizer_identity=self.tokenizer_identity,
             max_length=self.max_length,
             encoding=self.settings.encoding,
+            encoder=self.encoder,
         )
         overwrite = self.settings.overwrite_cache
         return load_or_build(request, self.settings.cache_dir, overwrite=overwrite, progress=self.progress)
@@ -201,20 +199,3 @@ class _Preparation:
             "test": self.settings.max_predict_samples,
         }
         return limits[role]
-
-
-def _notices_of(cached: CachedTable) -> Iterator[str]:
-    table = cached.table
-    if cached.notice:
-        yield cached.notice
-    if table.num_bad_rows:
-        shown = "; ".join(map(str, table.bad_rows[:BAD_ROWS_SHOWN]))
-        further = table.num_bad_rows - BAD_ROWS_SHOWN
-        more = f"; and {further} more" if further > 0 else ""
-        yield f"{table.source}: {counted(table.num_bad_rows, 'bad row')} left out: {shown}{more}"
-    if 0 < table.num_unlabelled < len(table):
-        have = "has" if table.num_unlabelled == 1 else "have"
-        yield (
-            f"{table.source}: {table.num_unlabelled} of {len(table)} rows {have} no label, "
-            f"so the {table.split} split counts as unlabelled"
-        )

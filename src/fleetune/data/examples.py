@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from fleetune.data.labels import CellError, LabelReader
+from fleetune.data.labels import CellError, Label, LabelReader
 from fleetune.data.sources import MISSING, Cell, Row, Source
 from fleetune.data.tasks import Columns
 from fleetune.errors import DataError
@@ -24,13 +25,17 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Example(NamedTuple):
-    """One or two texts, as they stand in the file, and the label."""
+    """One or two texts, or the words of a sentence, as they stand in the file, and the label."""
 
     row: int
     """Its number in the source; see `Row.number`."""
     texts: tuple[str, ...]
-    label: int | float | None
-    """Class id or score; None if unlabelled."""
+    label: Label | None
+    """None if unlabelled."""
+    id: str | None = None
+    """Its identifier, where the kind of task has them."""
+    remark: str | None = None
+    """What was read otherwise than it stands in the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +64,7 @@ class BadRowLog:
         return tuple(self._listed)
 
     def add(self, bad: BadRow) -> None:
-        """Count a bad row, and keep it while there is room."""
+        """Count a row, and keep it while there is room."""
         self.total += 1
         if len(self._listed) < BAD_ROWS_LISTED:
             self._listed.append(bad)
@@ -78,11 +83,59 @@ class Reading:
     """"error": the first bad row ends the reading. "skip": it is logged."""
     max_rows: int | None = None
     """Only the first rows are read, good or bad; None: all."""
+    texts: ExampleReader = field(default_factory=lambda: TextReader())
+    """What an example consists of."""
 
     @property
     def reads_labels(self) -> bool:
         """Whether the label column is looked at."""
         return self.labels is not None and self.columns.label is not None
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The columns that are read: of the texts, of the label, of the identifier."""
+        columns = self.columns
+        label = columns.label if self.reads_labels else None
+        return (*columns.texts, *(name for name in (label, columns.id) if name is not None))
+
+    def label_of(self, cells: Cells) -> Label | None:
+        """The label among the cells of the columns that are wanted; None if there is none.
+
+        Raises:
+            CellError: The cell is no label of the task.
+        """
+        if self.labels is None or not self.reads_labels:
+            return None
+        cell = cells[len(self.columns.texts)]
+        return self.labels.read_if_given(cell) if self.label_optional else self.labels.read(cell)
+
+
+Cells = tuple[Cell, ...]
+ReadRow = Callable[[Row], Example | BadRow]
+
+
+class ExampleReader(ABC):
+    """What an example consists of."""
+
+    @abstractmethod
+    def rules(self) -> str:
+        """All that decides what is read beside columns and labels, as a text; part of the key of cached tokens."""
+
+    @abstractmethod
+    def start(self, reading: Reading) -> ReadRow:
+        """Begin with the rows of a source; each is given to the function that is returned, in their order."""
+
+
+class TextReader(ExampleReader):
+    """One text or two."""
+
+    def rules(self) -> str:
+        """See `ExampleReader.rules`."""
+        return "texts"
+
+    def start(self, reading: Reading) -> ReadRow:
+        """See `ExampleReader.start`."""
+        return lambda row: _checked(row, reading)
 
 
 def read_examples(source: Source, reading: Reading, log: BadRowLog) -> Iterator[Example]:
@@ -107,29 +160,30 @@ def read_examples(source: Source, reading: Reading, log: BadRowLog) -> Iterator[
 
 
 def _checked_rows(source: Source, reading: Reading) -> Iterator[Example | BadRow]:
-    columns = reading.columns
-    wanted = (*columns.texts, *([columns.label] if reading.reads_labels and columns.label else []))
-    for row in islice(source.rows(wanted), reading.max_rows):
-        yield _checked(row, reading)
+    read = reading.texts.start(reading)
+    for row in islice(source.rows(reading.wanted), reading.max_rows):
+        if row.problem is None:
+            yield read(row)
+        else:
+            yield BadRow(row=row.number, column=None, reason=row.problem)
 
 
 def _checked(row: Row, reading: Reading) -> Example | BadRow:
-    if row.problem is not None:
-        return BadRow(row=row.number, column=None, reason=row.problem)
     texts: list[str] = []
     for column, cell in zip(reading.columns.texts, row.cells, strict=False):
-        problem = _text_problem(cell)
+        problem = text_problem(cell)
         if problem is not None:
             return BadRow(row=row.number, column=column, reason=problem)
         texts.append(str(cell))
     try:
-        label = _label(row.cells[-1], reading) if reading.reads_labels else None
+        label = reading.label_of(row.cells)
     except CellError as error:
         return BadRow(row=row.number, column=reading.columns.label, reason=str(error))
     return Example(row.number, tuple(texts), label)
 
 
-def _text_problem(cell: Cell) -> str | None:
+def text_problem(cell: Cell) -> str | None:
+    """Why a cell cannot be read as a text; None if it can."""
     if cell is MISSING:
         return "the column is missing in this row"
     # A number is the text that the same table has in a CSV file; the nan of Parquet files is a missing value.
@@ -145,11 +199,6 @@ def _text_problem(cell: Cell) -> str | None:
     if not cell.isascii() and (half := _LONE_SURROGATE.search(cell)):
         return f"the text holds U+{ord(half[0]):04X}, half of a surrogate pair"
     return None
-
-
-def _label(cell: Cell, reading: Reading) -> int | float | None:
-    assert reading.labels is not None
-    return reading.labels.read_if_given(cell) if reading.label_optional else reading.labels.read(cell)
 
 
 def _with_further(file: str, first: BadRow, rest: Iterator[Example | BadRow]) -> DataError:

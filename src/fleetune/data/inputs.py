@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fleetune.data.columns import apply_header, match_layout, possible_texts
+from fleetune.data.columns import apply_header, match_layout, possible_texts, present_id
 from fleetune.data.examples import OnBadRow, Reading
+from fleetune.data.notices import reading_notices
+from fleetune.data.problems import PROBLEMS
 from fleetune.data.sources import Source, missing_column, open_source
 from fleetune.data.tasks import Columns, Task
 from fleetune.data.tokens import (
@@ -48,6 +50,7 @@ def prepare_inputs(
     encoding: str | None = None,
     on_bad_row: OnBadRow = "error",
     max_samples: int | None = None,
+    doc_stride: int = 128,
     overwrite_cache: bool = False,
     progress: Progress | None = None,
 ) -> PreparedInputs:
@@ -64,6 +67,7 @@ def prepare_inputs(
         encoding: A Python codec name; None: UTF-8, or what a byte-order mark says.
         on_bad_row: "error", or "skip" to leave bad rows out.
         max_samples: Only the first rows; None: all.
+        doc_stride: Tokens that windows of a context have in common.
         overwrite_cache: Tokenise anew.
         progress: Called while tokenising.
 
@@ -74,19 +78,30 @@ def prepare_inputs(
     """
     source = open_source(path, encoding)
     choice = _choose(source, task, text_column_names)
+    problem = PROBLEMS[task.problem]
+    encoder = problem.encoder(task, doc_stride)
+    limit = usable_length(tokenizer, max_seq_length, pair=task.is_pair)
+    encoder.adapt(tokenizer, limit)
     request = TableRequest(
         source=apply_header(source, choice.columns),
         split="predict",
         reading=Reading(
-            columns=choice.columns, labels=None, label_optional=True, on_bad_row=on_bad_row, max_rows=max_samples
+            columns=choice.columns,
+            labels=None,
+            label_optional=True,
+            on_bad_row=on_bad_row,
+            max_rows=max_samples,
+            texts=problem.texts(task, "test"),
         ),
         tokenizer=tokenizer,
         tokenizer_identity=tokenizer_identity(tokenizer),
-        max_length=usable_length(tokenizer, max_seq_length, pair=task.is_pair),
+        max_length=limit,
         encoding=encoding,
+        encoder=encoder,
     )
     cached = load_or_build(request, cache_dir, overwrite=overwrite_cache, progress=progress)
-    return PreparedInputs(table=cached.table, notices=tuple(filter(None, (choice.notice, cached.notice))))
+    told = filter(None, (choice.notice, cached.notice))
+    return PreparedInputs(table=cached.table, notices=(*told, *reading_notices(cached.table)))
 
 
 def _choose(source: Source, task: Task, asked: tuple[str, ...] | None) -> _Choice:
@@ -98,7 +113,7 @@ def _choose(source: Source, task: Task, asked: tuple[str, ...] | None) -> _Choic
         # Not even a file's only column stands in for one that was named, in this command or in the run's.
         if missing := [name for name in asked if name not in source.columns]:
             raise _unclear(source, missing_column(source.columns, *missing))
-        return _Choice(columns=Columns(texts=asked, label=None), notice=None)
+        return _Choice(columns=Columns(texts=asked, label=None, id=present_id(source, task.layouts[0])), notice=None)
     unlabelled = [replace(layout, label=None) for layout in task.layouts]
     try:
         columns = match_layout(source, unlabelled, label_optional=True)

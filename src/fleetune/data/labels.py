@@ -7,11 +7,13 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Number
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleetune.data.sources import MISSING, Cell, Source
 from fleetune.data.tasks import Problem, Task
@@ -27,6 +29,10 @@ UNLABELLED = "-1"
 
 _WHOLE_NUMBER = re.compile(r"[+-]?\d+\.0*")
 _TRUTH = {"false": 0, "true": 1}
+
+
+Label = int | float | tuple[Any, ...]
+"""A class id or a score; flags of classes, tags of words, or answers."""
 
 
 class CellError(ValueError):
@@ -70,14 +76,18 @@ class LabelReader(ABC):
         """All that decides what `read` gives, as a text; part of the key of cached labels."""
 
     @abstractmethod
-    def read(self, cell: Cell) -> int | float:
-        """The class id or score of a cell.
+    def read(self, cell: Cell) -> Label:
+        """What a cell says.
 
         Raises:
             CellError: The cell is no label of the task.
         """
 
-    def read_if_given(self, cell: Cell) -> int | float | None:
+    def array(self, labels: Sequence[Label | None]) -> NDArray[Any]:
+        """Labels of consecutive examples as an array; a place without one holds anything."""
+        return np.array([0 if label is None else label for label in labels], dtype=self.dtype)
+
+    def read_if_given(self, cell: Cell) -> Label | None:
         """As `read`, but None where the cell is empty, or is a -1 that is no label of the task.
 
         Raises:
@@ -140,7 +150,7 @@ class ClassReader(LabelReader):
     def _expected(self) -> str:
         if self._ids_allowed:
             return f"expected {', '.join(f'{i} or {name}' for i, name in enumerate(self._labels))}"
-        return f"expected {_listed(self._labels)}"
+        return f"expected {listed(self._labels)}"
 
 
 class ScoreReader(LabelReader):
@@ -172,9 +182,14 @@ class ScoreReader(LabelReader):
 
 
 def reader_of(task: Task) -> LabelReader:
-    """The reader of a task whose labels are known."""
+    """The reader of a task of classes or scores whose labels are known."""
     if task.problem == "regression":
         return ScoreReader(task.score_range)
+    return class_reader_of(task)
+
+
+def class_reader_of(task: Task) -> ClassReader:
+    """The reader of one class of a task whose labels are known."""
     assert task.labels is not None, "the labels of a custom task are discovered first"
     return ClassReader(task.labels, ids_allowed=task.label_ids_allowed)
 
@@ -214,12 +229,12 @@ def discover_labels(source: Source, column: str, problem: Problem | None) -> Fou
         return FoundLabels(problem="regression", labels=None, notice=notice)
     if fraction is not None and found.num_numbers >= NUMBERS_THAT_SUGGEST_SCORES * counts.total():
         raise _undecided(found, source.name, column)
-    labels = tuple(sorted(counts, key=_natural_order(counts)))
+    labels = in_natural_order(counts)
     if len(labels) < 2 and found.unusable is not None:
         row, reason = found.unusable
         raise DataError(reason, file=source.name, row=row, column=column)
     _refuse_useless(labels, counts.total(), source.name, column)
-    notice = f"{source.name}: {column!r} has {len(labels)} classes: {_listed(labels)}"
+    notice = f"{source.name}: {column!r} has {len(labels)} classes: {listed(labels)}"
     return FoundLabels(problem="classification", labels=labels, notice=notice)
 
 
@@ -282,10 +297,12 @@ def _undecided(found: _LabelTexts, file: str, column: str) -> DataError:
     )
 
 
-def _natural_order(texts: Counter[str]) -> Callable[[str], tuple[float, str]]:
-    if all(as_number(text) is not None for text in texts):
-        return lambda text: (float(text), text)
-    return lambda text: (0.0, text)
+def in_natural_order(texts: Iterable[str]) -> tuple[str, ...]:
+    """Class names by their number, where all are numbers, else by the alphabet."""
+    names = list(texts)
+    if all(as_number(text) is not None for text in names):
+        return tuple(sorted(names, key=lambda text: (float(text), text)))
+    return tuple(sorted(names))
 
 
 def _refuse_useless(labels: Sequence[str], num_rows: int, file: str, column: str) -> None:
@@ -313,6 +330,7 @@ def _unambiguous(labels: Sequence[str]) -> dict[str, int]:
     return {name.casefold(): i for i, name in enumerate(labels) if times[name.casefold()] == 1}
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return ", ".join(names[:NAMES_SHOWN]) + more

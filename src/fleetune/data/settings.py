@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from fleetune.data.examples import OnBadRow
+from fleetune.data.tasks import Problem
 
 
 class DataSettings(Protocol):
@@ -45,8 +46,20 @@ class DataSettings(Protocol):
         """None: that of the task, or chosen from the file's."""
 
     @property
-    def problem_type(self) -> Literal["auto", "classification", "regression"]:
-        """What a task on files of one's own is; "auto": told from the training labels."""
+    def problem_type(self) -> Literal["auto"] | Problem:
+        """What a task on files of one's own is; "auto": told from the training file."""
+
+    @property
+    def label_delimiter(self) -> str | None:
+        """What stands between several labels in a cell of text; None: nothing, it holds one."""
+
+    @property
+    def doc_stride(self) -> int:
+        """Tokens that a window of a context has in common with the next."""
+
+    @property
+    def version_2_with_negative(self) -> bool:
+        """Whether questions in files of one's own may have no answer."""
 
     @property
     def encoding(self) -> str | None:

@@ -18,7 +18,7 @@ class Outcome:
     """What a metric compares: predictions and labels of every example."""
 
     predictions: Array
-    """Class ids (N,), or scores (N,)."""
+    """Class ids (N,), scores (N,), or flags of classes (N, C)."""
     labels: Array
     """The same for the truth."""
     positive_id: int | None
@@ -43,6 +43,12 @@ def _f1_macro(outcome: Outcome) -> float:
     from sklearn.metrics import f1_score
 
     return float(f1_score(outcome.labels, outcome.predictions, average="macro", zero_division=0.0))
+
+
+def _f1_micro(outcome: Outcome) -> float:
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(outcome.labels, outcome.predictions, average="micro", zero_division=0.0))
 
 
 def _matthews(outcome: Outcome) -> float:
@@ -72,6 +78,7 @@ METRICS: dict[str, Callable[[Outcome], float]] = {
     "accuracy": _accuracy,
     "f1": _f1,
     "f1_macro": _f1_macro,
+    "f1_micro": _f1_micro,
     "matthews_correlation": _matthews,
     "pearson": _correlation("pearsonr"),
     "spearmanr": _correlation("spearmanr"),

@@ -27,15 +27,17 @@ class Predictor:
     """What turns a split into logits."""
 
     model: nn.Module
-    """Forward takes a `PackedBatch` and gives logits (B, C)."""
+    """Forward takes a `PackedBatch` and gives logits (B, C), or (T, C)."""
     num_labels: int
+    per_token: bool = False
+    """Whether there are logits for each token."""
     ranks: Ranks
     batch_size: int
     costs: CostModel
     should_stop: Callable[[], bool] = lambda: False
 
     def logits(self, table: TokenTable, progress: Callable[[int], None] = lambda done: None) -> FloatArray | None:
-        """Logits of all examples, in the split's order: float32 (N, C) on the first rank, None elsewhere.
+        """Logits of all examples, in the split's order, on the first rank, None elsewhere: float32 (N, C), or (T, C).
 
         Args:
             table: The split.
@@ -51,7 +53,7 @@ class Predictor:
         num_stopped = self.ranks.start_sum(torch.tensor([float(stopped)]))()
         if num_stopped.item() > 0:
             raise PredictionStopped
-        return self._assemble(len(table), self.ranks.gather(examples), self.ranks.gather(logits))
+        return self._assemble(table, self.ranks.gather(examples), self.ranks.gather(logits))
 
     def _run(
         self, table: TokenTable, batches: list[Any], progress: Callable[[int], None]
@@ -69,12 +71,21 @@ class Predictor:
         self.model.train(was_training)
         return torch.cat(examples), torch.cat(logits), self.should_stop()
 
-    @staticmethod
-    def _assemble(count: int, examples: list[Tensor] | None, logits: list[Tensor] | None) -> FloatArray | None:
+    def _assemble(
+        self, table: TokenTable, examples: list[Tensor] | None, logits: list[Tensor] | None
+    ) -> FloatArray | None:
         if examples is None or logits is None:
             return None
         order, values = torch.cat(examples), torch.cat(logits)
-        assert torch.equal(order.sort().values, torch.arange(count)), "every example is predicted exactly once"
+        assert torch.equal(order.sort().values, torch.arange(len(table))), "every example is predicted exactly once"
+        if self.per_token:
+            order = _tokens_of(order.numpy(), table)
         result = torch.empty_like(values)
         result[order] = values
         return result.numpy()
+
+
+def _tokens_of(examples: NDArray[np.int64], table: TokenTable) -> Tensor:
+    """The tokens of the examples, one after the other, by their places in the split."""
+    places = [np.arange(table.offsets[i], table.offsets[i + 1]) for i in examples]
+    return torch.from_numpy(np.concatenate([np.empty(0, np.int64), *places]))

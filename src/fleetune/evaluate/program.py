@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,18 @@ from fleetune.config import RunConfig
 from fleetune.data.batches import CostModel
 from fleetune.data.dataset import prepare_inputs
 from fleetune.data.loading import load_data, table_here
-from fleetune.data.tasks import Task, custom_task, find_task, task_from_json, with_columns
+from fleetune.data.questions import ANSWER_COLUMN, ID_COLUMN, QUESTION_COLUMNS
+from fleetune.data.tasks import Problem, Task, custom_task, find_task, task_from_json, with_columns
 from fleetune.data.tokens import TokenTable
 from fleetune.errors import ConfigError
+from fleetune.evaluate.outputs import Outputs, outputs_of
 from fleetune.evaluate.predict import FloatArray, Predictor
 from fleetune.evaluate.score import evaluate_splits, metric_text, write_predictions
 from fleetune.files import write_json, write_whole
 from fleetune.hardware.pinning import Place
 from fleetune.hardware.threads import set_threads
 from fleetune.kernels.contest import kernels_in_use
+from fleetune.model.heads import problem_of
 from fleetune.model.here import with_model_here
 from fleetune.model.load import (
     Classifier,
@@ -48,10 +50,15 @@ class FinishedModel:
     terminal: Terminal
 
     @property
+    def outputs(self) -> Outputs:
+        return outputs_of(self.task, self.classifier, self.config)
+
+    @property
     def predictor(self) -> Predictor:
         return Predictor(
             model=self.classifier.module,
             num_labels=self.classifier.num_labels,
+            per_token=self.classifier.head.reads_all_tokens,
             ranks=self.ranks,
             batch_size=self.config.per_device_eval_batch_size,
             costs=CostModel(hidden_size=self.classifier.hidden_size),
@@ -77,7 +84,7 @@ def evaluate_rank(
             model.terminal.say(notice)
         tables = {name: with_model_labels(table, model.classifier) for name, table in data.splits.items()}
         with model.terminal.bar("evaluating", sum(len(t) for t in tables.values()), "examples") as bar:
-            results = evaluate_splits(model.predictor, tables, model.task, model.classifier, bar.move_to)
+            results = evaluate_splits(model.predictor, tables, model.outputs, bar.move_to)
         model.terminal.say(metric_text(results))
         if output is not None:
             ranks.on_first(lambda: write_json(output, results))
@@ -105,7 +112,8 @@ def predict_rank(
             logits = model.predictor.logits(table, bar.move_to)
         table = dataclasses.replace(table, labels=None)
         ranks.on_first(lambda: save_predictions(output, logits, table, model))
-        counted = "1 prediction" if len(table) == 1 else f"{len(table):,} predictions"
+        count = table.num_examples
+        counted = "1 prediction" if count == 1 else f"{count:,} predictions"
         model.terminal.say(f"{counted} in {output}" + left_out(table))
 
 
@@ -120,7 +128,7 @@ def left_out(table: TokenTable) -> str:
 def save_predictions(output: Path, logits: FloatArray | None, table: TokenTable, model: FinishedModel) -> None:
     """Write the predictions file in one step."""
     assert logits is not None
-    write_whole(output, lambda path: write_predictions(path, logits, table, model.task, model.classifier))
+    write_whole(output, lambda path: write_predictions(path, logits, table, model.outputs))
 
 
 def tokenise(model: FinishedModel, source: Path) -> TokenTable:
@@ -137,6 +145,7 @@ def tokenise(model: FinishedModel, source: Path) -> TokenTable:
             encoding=config.encoding,
             on_bad_row=config.on_bad_row,
             max_samples=config.max_predict_samples,
+            doc_stride=config.doc_stride,
             overwrite_cache=config.overwrite_cache,
             progress=lambda done, total: bar.move_to(done),
         )
@@ -151,9 +160,9 @@ def open_model(config: RunConfig, ranks: Ranks, terminal: Terminal, place: Place
     config = with_model_here(config, ranks, terminal.say)
     model_config, tokenizer = load_model_config(config), load_tokenizer(config)
     config = config.replace(max_seq_length=check_tokenizer_fits(tokenizer, model_config, config.max_seq_length))
-    task = task_of(config, model_config.id2label or {})
+    task = task_of(config, model_config)
     classifier = load_classifier(config, model_config, task, tokenizer.pad_token_id or 0)
-    if classifier.notices and any("head" in n or "classifier" in n for n in classifier.notices):
+    if classifier.has_new_head:
         raise ConfigError(f"{config.model}: the model has no trained head for these labels ({classifier.notices[0]})")
     precision = agreed_precision(config, classifier, ranks)
     for notice in precision.notices:
@@ -164,7 +173,14 @@ def open_model(config: RunConfig, ranks: Ranks, terminal: Terminal, place: Place
     )
 
 
-def task_of(config: RunConfig, id2label: Mapping[int, str]) -> Task:
+_USUAL_COLUMNS: dict[Problem, tuple[tuple[str, ...], str]] = {
+    "token_classification": (("tokens",), "ner_tags"),
+    "question_answering": (QUESTION_COLUMNS, ANSWER_COLUMN),
+}
+"""Columns of words or questions, where a model has no record and none are named."""
+
+
+def task_of(config: RunConfig, model_config: Any) -> Task:
     """The task of the settings, of the finished run, or one made from the model's own labels.
 
     Raises:
@@ -177,11 +193,22 @@ def task_of(config: RunConfig, id2label: Mapping[int, str]) -> Task:
         return find_task(config.task)
     if told is not None:
         return with_columns(told, config.text_column_names, config.label_column_name)
-    if config.text_column_names is None:
+    return _task_of_model(config, model_config)
+
+
+def _task_of_model(config: RunConfig, model_config: Any) -> Task:
+    """A task made from the head of a model and its labels."""
+    problem, id2label = problem_of(model_config), model_config.id2label or {}
+    texts, label = _USUAL_COLUMNS.get(problem, (None, "label"))
+    texts = config.text_column_names or texts
+    if texts is None:
         raise ConfigError(f"{config.model} has no record of a run: name the columns with --text_column_names")
+    has_classes = problem not in ("regression", "question_answering")
     return custom_task(
-        "regression" if len(id2label) == 1 else "classification",
-        text_columns=config.text_column_names,
-        label_column=config.label_column_name or "label",
-        labels=None if len(id2label) == 1 else tuple(id2label[i] for i in sorted(id2label)),
+        problem,
+        text_columns=texts,
+        label_column=config.label_column_name or label,
+        labels=tuple(id2label[i] for i in sorted(id2label)) if has_classes else None,
+        id_column=ID_COLUMN,
+        may_lack_answers=config.version_2_with_negative,
     )

@@ -1,4 +1,4 @@
-"""From logits to what a task reports: predictions, probabilities, loss and metrics."""
+"""From logits to what a run reports of a split: loss, metrics and predictions."""
 
 from __future__ import annotations
 
@@ -12,36 +12,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fleetune.data.tasks import Task
 from fleetune.data.tokens import TokenTable
-from fleetune.evaluate.metrics import Outcome, compute_metrics
+from fleetune.evaluate.outputs import Outputs
 from fleetune.evaluate.predict import FloatArray, Predictor
-from fleetune.model.load import Classifier
 from fleetune.model.losses import LOSSES
 
 
-def predictions_of(logits: FloatArray, task: Task) -> NDArray[Any]:
-    """The model's class ids (N,), or its scores (N,)."""
-    return logits[:, 0] if task.problem == "regression" else logits.argmax(axis=1)
-
-
-def score(logits: FloatArray, table: TokenTable, task: Task, classifier: Classifier) -> dict[str, float | None]:
+def score(logits: FloatArray, table: TokenTable, outputs: Outputs) -> dict[str, float | None]:
     """Loss and metrics of a labelled split, named with the prefix `eval_`; None where a metric is undefined."""
     assert table.labels is not None
-    positive_id = None if classifier.labels is None else classifier.labels.id_of(task.positive_label)
-    outcome = Outcome(predictions=predictions_of(logits, task), labels=table.labels, positive_id=positive_id)
-    total = LOSSES[task.problem](torch.from_numpy(logits).double(), _targets(table.labels))
-    values = {"loss": float(total) / len(table), **compute_metrics(task.metrics, outcome)}
+    metrics = outputs.metrics(logits, table)
+    loss = LOSSES[outputs.task.problem]
+    total = loss(torch.from_numpy(logits).double(), _targets(table.labels), torch.from_numpy(np.array(table.offsets)))
+    num_targets = table.num_targets(np.arange(len(table)))
+    values = {"loss": float(total) / num_targets if num_targets else None, **metrics}
     return {f"eval_{name}": value for name, value in values.items()}
 
 
 def _targets(labels: NDArray[Any]) -> torch.Tensor:
-    labels = labels.astype(np.float64) if labels.dtype == np.float32 else labels
-    return torch.from_numpy(labels)
+    return torch.from_numpy(np.array(labels, dtype=np.float64 if labels.dtype == np.float32 else labels.dtype))
 
 
 def evaluate_splits(
-    predictor: Predictor, tables: dict[str, TokenTable], task: Task, classifier: Classifier,
+    predictor: Predictor, tables: dict[str, TokenTable], outputs: Outputs,
     progress: Callable[[int], None] = lambda done: None,
     keep: Callable[[str, FloatArray], None] = lambda split, logits: None,
 ) -> dict[str, Any]:  # fmt: skip
@@ -52,9 +45,8 @@ def evaluate_splits(
     Args:
         predictor: Computes the logits.
         tables: Labelled splits by name, the main one first.
-        task: Says which metrics.
-        classifier: Says what the logits mean.
-        progress: Told how many of this rank's examples are done.
+        outputs: What is made of the logits.
+        progress: Told how many of this rank's sequences are done.
         keep: Given each split's logits on the first rank.
     """
     results: dict[str, Any] = {}
@@ -65,8 +57,9 @@ def evaluate_splits(
         def finish(split: str = split, table: TokenTable = table, logits: Any = logits, began: float = began) -> Any:
             keep(split, logits)
             seconds = time.perf_counter() - began
-            speed = {"eval_runtime": seconds, "eval_samples_per_second": len(table) / seconds}
-            return {**score(logits, table, task, classifier), "eval_samples": len(table), **speed}
+            count = table.num_examples
+            speed = {"eval_runtime": seconds, "eval_samples_per_second": count / seconds}
+            return {**score(logits, table, outputs), "eval_samples": count, **speed}
 
         suffix = "_mm" if split.endswith("_mismatched") else ""
         results |= {name + suffix: value for name, value in predictor.ranks.on_first(finish).items()}
@@ -75,35 +68,13 @@ def evaluate_splits(
 
 def metric_text(results: dict[str, Any]) -> str:
     """The metrics of an evaluation in one line, without timings."""
-    hidden = ("runtime", "samples", "per_second")
+    hidden = ("runtime", "samples", "per_second", "total")
     shown = {k: v for k, v in results.items() if k.startswith("eval_") and not any(word in k for word in hidden)}
     return "  ".join(f"{k.removeprefix('eval_')} {'undefined' if v is None else f'{v:.4f}'}" for k, v in shown.items())
 
 
-def write_predictions(path: Path, logits: FloatArray, table: TokenTable, task: Task, classifier: Classifier) -> None:
-    """One JSON object a line, in the split's order: row, prediction, and for classes each one's probability."""
-    values = predictions_of(logits, task)
-    names = None if classifier.labels is None else classifier.labels.names
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probabilities = shifted / shifted.sum(axis=1, keepdims=True)
+def write_predictions(path: Path, logits: FloatArray, table: TokenTable, outputs: Outputs) -> None:
+    """One JSON object a line, in the split's order; see `Outputs.lines`."""
     with path.open("w", encoding="utf-8") as file:
-        for i, row in enumerate(table.rows.tolist()):
-            entry: dict[str, Any] = {"row": row}
-            if names is None:
-                entry["prediction"] = round(float(values[i]), 6)
-            else:
-                entry["prediction"] = names[values[i]]
-                entry["probabilities"] = {n: round(float(p), 6) for n, p in zip(names, probabilities[i], strict=True)}
-            if table.labels is not None:
-                label = table.labels[i]
-                entry["label"] = round(float(label), 6) if names is None else names[label]
+        for entry in outputs.lines(logits, table):
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-
-
-def write_glue_predictions(path: Path, logits: FloatArray, task: Task, classifier: Classifier) -> None:
-    """The layout of `run_glue.py`'s predict_results file: a header, then index and prediction by name or score."""
-    values = predictions_of(logits, task)
-    names = None if classifier.labels is None else classifier.labels.names
-    shown = [f"{v:3.3f}" for v in values] if names is None else [names[v] for v in values]
-    lines = ["index\tprediction", *(f"{i}\t{value}" for i, value in enumerate(shown))]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -65,6 +65,16 @@ class LayerNames:
     """The same of what `down` gives."""
 
 
+def plain_token_head(model: Any, x_TD: Tensor, drop: Drop) -> Tensor:
+    """A linear layer for every token, with dropout before it where the model has one."""
+    parts = model._modules
+    if "dropout" in parts:
+        x_TD = drop(x_TD, parts["dropout"], Site.HEAD)
+    reader: nn.Linear = parts["qa_outputs"] if "qa_outputs" in parts else parts["classifier"]
+    logits: Tensor = reader(x_TD)
+    return logits
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """One row of the table: a `model_type` of transformers and the places of its parts."""
@@ -80,6 +90,8 @@ class Family:
     """Modules of the encoder whose own forward is not called: nobody may have changed anything in them."""
     head: Callable[[Any, Tensor, Drop], Tensor]
     """(classification model, what is read of the last hidden state (B, D), dropout) -> logits (B, C)."""
+    token_head: Callable[[Any, Tensor, Drop], Tensor] = plain_token_head
+    """(model for tags of words or answers, last hidden state of all tokens (T, D), dropout) -> logits (T, C)."""
     num_heads: str = "num_attention_heads"
     """Option of the model's config that counts the heads."""
     positions_follow_padding: bool = False
@@ -264,9 +276,13 @@ _MPNET = replace(_ROBERTA, model_type="mpnet", backbone="mpnet", layer=_MPNET_LA
 _MODERNBERT = Family(model_type="modernbert", backbone="model", layers=_all_of("layers"), layer=_MODERNBERT_LAYER,
                      embeddings=EmbeddingNames(words="tok_embeddings", norm="norm", dropout="drop"),
                      replaced=("embeddings", "layers", "final_norm", "rotary_emb"), head=_modernbert_head,
+                     token_head=_modernbert_head,
                      norms_first=True, final_norm="final_norm", gated=True, reaches=_modernbert_reaches,
                      first_token_reader=None, reads_mean=lambda config: config.classifier_pooling == "mean",
                      output="BaseModelOutput", problem_of_config=modernbert_problem)  # fmt: skip
+
+HEADED = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+"""How the names of models end whose heads are known here."""
 
 FAMILIES = {
     family.model_type: family
@@ -286,14 +302,14 @@ FAMILIES = {
 
 
 def find_family(model: Any) -> Family | None:
-    """The row of a classification model, or None when the flat forward would not compute what the model does."""
+    """The row of a model with a head, or None when the flat forward would not compute what the model does."""
     return None if why_padded(model) is not None else FAMILIES[model.config.model_type]
 
 
 def why_padded(model: Any) -> str | None:
-    """Why the flat forward would not compute what a classification model does; None if it would."""
-    if not type(model).__name__.endswith("ForSequenceClassification"):
-        return "only models for sequence classification have an unpadded forward"
+    """Why the flat forward would not compute what a model with a head does; None if it would."""
+    if not type(model).__name__.endswith(HEADED):
+        return f"only models {', '.join(HEADED)} have an unpadded forward"
     return problem_of(model.config)
 
 

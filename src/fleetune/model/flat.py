@@ -267,17 +267,19 @@ def _means(x_TD: Tensor, batch: PackedBatch) -> Tensor:
 
 
 class FlatClassifier(nn.Module):
-    """A Hugging Face sequence-classification model whose forward takes a `PackedBatch`.
+    """A Hugging Face model with a head whose forward takes a `PackedBatch`.
 
     Args:
         model: The model; its parameters are shared, not copied.
         family: The row of the table that describes it.
+        reads_all_tokens: Whether its head reads all tokens, or the first of each sequence.
 
     The encoder computes in float32 unless `compute_in` says otherwise; the head always does.
     """
 
-    def __init__(self, model: Any, family: Family) -> None:
+    def __init__(self, model: Any, family: Family, *, reads_all_tokens: bool = False) -> None:
         super().__init__()
+        self._reads_all_tokens = reads_all_tokens
         self.model = model
         self._family = family
         self._encoder = FlatEncoder(part(model, family.backbone), family)
@@ -320,21 +322,27 @@ class FlatClassifier(nn.Module):
         self._step = seed, step
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Logits of every sequence, float32 (B, C)."""
+        """Logits of every sequence, float32 (B, C), or of every token (T, C)."""
         draws = self._draws(batch)
-        if self._family.reads_mean(self.model.config):
-            read_BD = _means(self._encoder.tokens(batch, draws).float(), batch)
-        else:
-            read_BD = self._encoder.first_tokens(batch, draws).float()
+        x_RD, rows = self._what_the_head_reads(batch, draws)
 
-        def drop(x_BD: Tensor, dropout: nn.Dropout, site: Site) -> Tensor:
+        def drop(x_RD: Tensor, dropout: nn.Dropout, site: Site) -> Tensor:
             head = self._encoder.num_layers + 1, site
             rates = {head: dropout.p if dropout.training else 0.0}
-            return dropout_rows(x_BD, replace(draws, rates=rates).at(*head, batch.first_token))
+            return dropout_rows(x_RD, replace(draws, rates=rates).at(*head, rows))
 
         self._encoder.before_stage(self._encoder.num_layers + 1)
-        logits_BC: Tensor = self._family.head(self.model, read_BD, drop)
-        return logits_BC
+        read = self._family.token_head if self._reads_all_tokens else self._family.head
+        logits_RC: Tensor = read(self.model, x_RD, drop)
+        return logits_RC
+
+    def _what_the_head_reads(self, batch: PackedBatch, draws: Draws) -> tuple[Tensor, Tensor | None]:
+        """A row of float32 for each logit row, and the token that each stands for; None where all tokens do."""
+        if self._reads_all_tokens:
+            return self._encoder.tokens(batch, draws).float(), None
+        if self._family.reads_mean(self.model.config):
+            return _means(self._encoder.tokens(batch, draws).float(), batch), batch.first_token
+        return self._encoder.first_tokens(batch, draws).float(), batch.first_token
 
     def _draws(self, batch: PackedBatch) -> Draws:
         if not self.training:

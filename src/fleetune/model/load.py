@@ -20,6 +20,7 @@ from fleetune.data.tokens import TokenTable
 from fleetune.errors import ModelError
 from fleetune.model.families import FAMILIES, find_family, why_padded
 from fleetune.model.flat import FlatClassifier
+from fleetune.model.heads import HEADS, Head, kind_of
 from fleetune.model.labels import LabelOrder, align_labels
 from fleetune.model.padded import PaddedClassifier
 from fleetune.model.quiet import quiet_transformers
@@ -39,8 +40,11 @@ class Classifier:
 
     module: FlatClassifier | PaddedClassifier
     labels: LabelOrder | None
-    """None for regression."""
+    """None for regression and questions."""
     notices: tuple[str, ...]
+    head: Head = HEADS["classification"]
+    has_new_head: bool = False
+    """Whether weights of the head were drawn anew."""
 
     @property
     def hugging_face(self) -> Any:
@@ -61,8 +65,8 @@ class Classifier:
         return isinstance(self.module, FlatClassifier)
 
     def labels_to_model(self, labels: NDArray[Any]) -> NDArray[Any]:
-        """Class ids of the task as class ids of the model; scores stay as they are."""
-        return labels if self.labels is None else self.labels.to_model[labels]
+        """Class ids of the task as class ids of the model; scores and places stay as they are."""
+        return labels if self.labels is None else self.head.to_model(labels, self.labels.to_model)
 
 
 def load_tokenizer(config: RunConfig) -> Any:
@@ -140,38 +144,44 @@ def load_classifier(config: RunConfig, model_config: Any, task: Task, pad_token_
     Raises:
         ModelError: The weights cannot be read, or are not those of such a model.
     """
-    from transformers import AutoModelForSequenceClassification
-
+    head = HEADS[task.problem]
     labels = None if task.labels is None else align_labels(task.labels, model_config.id2label or {})
-    keeps_head = labels.keeps_head if labels is not None else model_config.num_labels == 1
-    _name_labels(model_config, labels)
+    names = head.label_names(None if labels is None else labels.names)
+    keeps_head = labels.keeps_head if labels is not None else model_config.num_labels == len(names)
+    keeps_head = keeps_head and kind_of(model_config) in (head.kind, None)
+    _name_labels(model_config, names, head)
     torch.manual_seed(config.seed)
     with reading(str(config.model), "weights"):
-        model, report = AutoModelForSequenceClassification.from_pretrained(
+        model, report = head.auto_class.from_pretrained(
             config.model, config=model_config, output_loading_info=True, ignore_mismatched_sizes=True,
             dtype=torch.float32, **_access(config),
         )  # fmt: skip
-    notices = _check_weights(model, report, str(config.model))
-    if not keeps_head and not notices:
+    absent = _absent_weights(model, report, str(config.model))
+    notices = [f"new weights, not in the checkpoint: {', '.join(absent)}"] if absent else []
+    has_new_head = any(not name.startswith(f"{model.base_model_prefix}.") for name in absent)
+    if not keeps_head and not has_new_head:
         _renew_head(model)
+        has_new_head = True
         notices.append("the checkpoint's head is of other labels: it was replaced by a new one")
     family = find_family(model)
+    module: FlatClassifier | PaddedClassifier
     if family is None:
         notices.append(f"{type(model).__name__} goes through its own forward, on padded batches, which is slower: "
                        f"{why_padded(model)}")  # fmt: skip
-        return Classifier(module=PaddedClassifier(model, pad_token_id), labels=labels, notices=tuple(notices))
-    return Classifier(module=FlatClassifier(model, family), labels=labels, notices=tuple(notices))
+        module = PaddedClassifier(model, pad_token_id, head)
+    else:
+        module = FlatClassifier(model, family, reads_all_tokens=head.reads_all_tokens)
+    return Classifier(module=module, labels=labels, notices=tuple(notices), head=head, has_new_head=has_new_head)
 
 
-def _name_labels(model_config: Any, labels: LabelOrder | None) -> None:
-    names = ("score",) if labels is None else labels.names
+def _name_labels(model_config: Any, names: tuple[str, ...], head: Head) -> None:
     model_config.id2label = dict(enumerate(names))
     model_config.label2id = {name: i for i, name in enumerate(names)}
-    model_config.problem_type = "regression" if labels is None else "single_label_classification"
+    model_config.problem_type = head.problem_type
 
 
-def _check_weights(model: Any, report: dict[str, Any], source: str) -> list[str]:
-    """Notices of what the checkpoint lacked; weights of the encoder must all be there."""
+def _absent_weights(model: Any, report: dict[str, Any], source: str) -> list[str]:
+    """What the checkpoint lacked; weights of the encoder must all be there."""
     mismatched = {entry[0] if isinstance(entry, tuple) else entry for entry in report["mismatched_keys"]}
     absent = sorted(set(report["missing_keys"]) | mismatched)
     encoder = [k for k in absent if k.startswith(f"{model.base_model_prefix}.") and ".pooler." not in k]
@@ -180,7 +190,7 @@ def _check_weights(model: Any, report: dict[str, Any], source: str) -> list[str]
         raise ModelError(
             f"{source}: {len(encoder)} weights of a {kind} are missing or of another shape: {encoder[0]} ..."
         )
-    return [f"new weights, not in the checkpoint: {', '.join(absent)}"] if absent else []
+    return absent
 
 
 def _renew_head(model: Any) -> None:

@@ -11,19 +11,22 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from fleetune.data.batches import PackedBatch
+from fleetune.model.heads import HEADS, Head
 
 
 class PaddedClassifier(nn.Module):
-    """A sequence-classification model without a row in the table of families: right, but slower.
+    """A model without a row in the table of families: right, but slower.
 
     Args:
         model: The model; its parameters are shared, not copied.
         pad_token_id: Id that fills the sequences up; the attention mask hides it.
+        head: The model's.
     """
 
-    def __init__(self, model: Any, pad_token_id: int) -> None:
+    def __init__(self, model: Any, pad_token_id: int, head: Head = HEADS["classification"]) -> None:
         super().__init__()
         self.model = model
+        self._head = head
         self._pad_token_id = pad_token_id
         self._dtype = torch.float32
         self._before_stage: Callable[[int], None] = lambda stage: None
@@ -58,7 +61,7 @@ class PaddedClassifier(nn.Module):
         torch.manual_seed(int(state[0]))
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Logits of every sequence, float32 (B, C)."""
+        """Logits of every sequence, float32 (B, C), or of every token (T, C)."""
         self._before_stage(0)
         if len(batch) == 0:
             return self._placeholder()
@@ -67,13 +70,15 @@ class PaddedClassifier(nn.Module):
         if batch.type_ids is not None:
             inputs["token_type_ids"] = self._padded(batch.type_ids, batch.lengths, 0)
         with torch.autocast("cpu", torch.bfloat16, enabled=self._dtype == torch.bfloat16):
-            logits: Tensor = self.model(**inputs).logits
+            logits = self._head.logits_of(self.model(**inputs))
+        if self._head.reads_all_tokens:
+            logits = logits[inputs["attention_mask"].bool()]
         return logits.float()
 
     def _placeholder(self) -> Tensor:
         """No logits, still joined to every parameter: backward gives zeros."""
-        logits: Tensor = self.model(input_ids=torch.zeros(1, 2, dtype=torch.int64)).logits
-        return logits[:0]
+        logits = self._head.logits_of(self.model(input_ids=torch.zeros(1, 2, dtype=torch.int64)))
+        return logits.flatten(0, -2)[:0]
 
     @staticmethod
     def _padded(values_T: Tensor, lengths: tuple[int, ...], fill: int) -> Tensor:

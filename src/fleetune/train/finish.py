@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fleetune.evaluate.outputs import outputs_of
 from fleetune.evaluate.predict import FloatArray
-from fleetune.evaluate.score import metric_text, write_glue_predictions, write_predictions
+from fleetune.evaluate.score import metric_text, write_predictions
 from fleetune.files import write_json
 from fleetune.model.load import save_model
 from fleetune.train.loop import evaluate, log, make_predictor
@@ -61,12 +62,10 @@ def _write(run: TrainingRun, folder: Path, results: dict[str, Any], logits: dict
     if results:
         write_json(folder / "eval_results.json", results)
     write_json(folder / "all_results.json", {**trained, **results})
-    tables = run.eval_tables | run.test_tables
+    tables, outputs = run.eval_tables | run.test_tables, outputs_of(run.task, run.classifier, run.config)
     for split, values in logits.items():
-        write_predictions(folder / f"predictions_{split}.jsonl", values, tables[split], run.task, run.classifier)
-        if split in run.test_tables:
-            name = run.task.name + ("-mm" if split.endswith("_mismatched") else "")
-            write_glue_predictions(folder / f"predict_results_{name}.txt", values, run.task, run.classifier)
+        write_predictions(folder / f"predictions_{split}.jsonl", values, tables[split], outputs)
+        outputs.write_files(folder, split, values, tables[split])
 
 
 def train_results(run: TrainingRun) -> dict[str, Any]:

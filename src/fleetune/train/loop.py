@@ -14,6 +14,7 @@ from torch import Tensor
 from fleetune.data.batches import CostModel, pack
 from fleetune.errors import PeerError, TrainingError
 from fleetune.evaluate.metrics import is_greater_better
+from fleetune.evaluate.outputs import outputs_of
 from fleetune.evaluate.predict import FloatArray, PredictionStopped, Predictor
 from fleetune.evaluate.score import evaluate_splits, metric_text
 from fleetune.model.losses import LOSSES
@@ -69,19 +70,24 @@ def accumulate_gradients(run: TrainingRun) -> tuple[float, int]:
     """
     step, ranks = run.state.step, run.ranks
     micro_batches = run.batches.micro_batches(step, ranks.rank)
-    num_examples = len(run.batches.examples_of(step))
+    num_targets = count_targets(run, step)
     total, num_tokens = 0.0, 0
     for i, examples in enumerate(micro_batches):
         batch = pack(run.train_table, examples)
         run.classifier.module.begin_micro_batch(run.config.seed, step, micro_batch=i, rank=ranks.rank)
         assert batch.labels is not None
-        loss: Tensor = LOSSES[run.task.problem](run.classifier.module(batch), batch.labels)
+        loss: Tensor = LOSSES[run.task.problem](run.classifier.module(batch), batch.labels, batch.boundaries)
         if i == len(micro_batches) - 1:
             run.updates.expect(step)
-        (loss / num_examples).backward()
+        (loss / num_targets).backward()
         total += loss.item()
         num_tokens += batch.num_tokens
     return total, num_tokens
+
+
+def count_targets(run: TrainingRun, step: int) -> int:
+    """What the loss of an update is a mean over, in the global batch: examples, or words that have a tag."""
+    return max(1, run.train_table.num_targets(run.batches.examples_of(step)))
 
 
 def is_due(run: TrainingRun, strategy: str, interval: int) -> bool:
@@ -109,8 +115,9 @@ def evaluate(run: TrainingRun, request: StopRequest | None = None) -> Evaluation
     logits: dict[str, FloatArray] = {}
     with run.record.phase("evaluation"):
         results = evaluate_splits(
-            make_predictor(run, request), run.eval_tables, run.task, run.classifier, keep=logits.__setitem__
-        )
+            make_predictor(run, request), run.eval_tables, outputs_of(run.task, run.classifier, run.config),
+            keep=logits.__setitem__,
+        )  # fmt: skip
     run.last_evaluation = Evaluation(step=run.state.step, results=results, logits=logits)
     return run.last_evaluation
 
@@ -120,6 +127,7 @@ def make_predictor(run: TrainingRun, request: StopRequest | None = None) -> Pred
     return Predictor(
         model=run.classifier.module,
         num_labels=run.classifier.num_labels,
+        per_token=run.classifier.head.reads_all_tokens,
         ranks=run.ranks,
         batch_size=run.config.per_device_eval_batch_size,
         costs=CostModel(hidden_size=run.classifier.hidden_size),
@@ -178,7 +186,7 @@ class Pace:
         num_examples = len(run.batches.examples_of(run.state.step))
         if not math.isfinite(loss_sum):
             raise _diverged(run)
-        run.state.recent_losses.append(loss_sum / num_examples)
+        run.state.recent_losses.append(loss_sum / count_targets(run, run.state.step))
         self._num_samples += num_examples
         self._num_tokens += num_tokens
         self._seconds = time.perf_counter() - self._began - (self._other_phases(run) - self._elsewhere_s)

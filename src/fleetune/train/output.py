@@ -31,6 +31,7 @@ NEUTRAL_SETTINGS = frozenset({
     "hosts", "hostfile", "launcher", "num_hosts", "network", "port_range", "timeout_s", "cache_dir",
     "overwrite_cache", "report_to", "logging_steps", "save_strategy", "save_steps", "save_total_limit", "do_eval",
     "do_predict", "test_file", "max_predict_samples", "per_device_eval_batch_size", "eval_strategy", "eval_steps",
+    "n_best_size", "max_answer_length", "null_score_diff_threshold",
 })  # fmt: skip
 """Settings that may change when a run goes on: they do not touch the weights, or do so through `PLAN_NUMBERS`."""
 
@@ -207,7 +208,9 @@ def clear_earlier_run(folder: Path) -> None:
     clear_leftovers(folder)
     logs = f"{TENSORBOARD_FOLDER}/events.out.tfevents.*"
     results = [f"{name}_results.json" for name in ("train", "eval", "all")]
-    for pattern in (logs, *results, "trainer_state.json", "predictions_*.jsonl", "predict_results_*.txt", RECORD_FILE):
+    of_kinds = ("predictions.txt", "eval_*predictions.json", "predict_*predictions.json", "*_null_odds.json")
+    of_all = ("predictions_*.jsonl", "predict_results_*.txt")
+    for pattern in (logs, *results, "trainer_state.json", *of_all, *of_kinds, RECORD_FILE):
         for path in folder.glob(pattern):
             path.unlink()
 

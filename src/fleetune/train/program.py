@@ -20,6 +20,7 @@ from fleetune.data.loading import load_data
 from fleetune.data.tasks import Task
 from fleetune.data.tokens import TokenTable
 from fleetune.errors import ConfigError, LaunchError
+from fleetune.evaluate.outputs import Outputs, outputs_of
 from fleetune.hardware.host import read_host
 from fleetune.hardware.memory import return_freed_memory
 from fleetune.hardware.pinning import Place
@@ -152,6 +153,8 @@ def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, te
         dtype=precision.dtype, kernels=kernels_in_use(),
     )  # fmt: skip
     check_best_metric(config, data.task)
+    outputs = outputs_of(data.task, classifier, config)
+    ranks.on_first(lambda: rehearse(outputs, tables))
     record.notices += [*data.notices, *classifier.notices, *precision.notices]
     for notice in record.notices:
         terminal.say(notice)
@@ -179,6 +182,13 @@ def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, te
         record=record,
         terminal=terminal,
     )
+
+
+def rehearse(outputs: Outputs, tables: dict[str, TokenTable]) -> None:
+    """Make something of logits before there are any, so that what cannot be done is not found after training."""
+    for name, table in tables.items():
+        if name != "train":
+            outputs.rehearse(table)
 
 
 def host_lines(place: Place | None) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleetune.data.dataset import prepare_data
-from fleetune.data.sources.hub import open_hub
+from fleetune.data.sources.hub import HubSplit, open_hub
 from fleetune.errors import ConfigError, DataError
 from tests.data.conftest import Settings, WordTokenizer
 
@@ -85,3 +85,14 @@ def test_a_hub_data_set_is_tokenised_and_cached(hub_folder: Path, make_settings:
 def test_a_data_set_that_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere: cannot be loaded from the hub"):
         open_hub(str(tmp_path / "nowhere"))
+
+
+@with_datasets
+def test_lists_of_class_ids_are_given_as_names() -> None:
+    import datasets
+
+    names = datasets.ClassLabel(names=["O", "B-X"])
+    features = datasets.Features({"tokens": datasets.List(datasets.Value("string")), "ner_tags": datasets.List(names)})
+    rows = [{"tokens": ["a", "b"], "ner_tags": [1, 0]}, {"tokens": ["c"], "ner_tags": [-1]}]
+    split = HubSplit(datasets.Dataset.from_list(rows, features=features), "x:train")
+    assert [row.cells for row in split.rows(("tokens", "ner_tags"))] == [(["a", "b"], ["B-X", "O"]), (["c"], [-1])]

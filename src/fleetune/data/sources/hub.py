@@ -31,7 +31,7 @@ class HubSplit(Source):
 
     def rows(self, columns: Sequence[str]) -> Iterator[Row]:
         """Stream every record, numbered from 1; see `Source.rows`."""
-        class_names = [getattr(self._dataset.features[name], "names", None) for name in columns]
+        class_names = [_class_names(self._dataset.features[name]) for name in columns]
         numbers = count(1)
         for table in self._tables(columns):
             cells_of = [
@@ -88,8 +88,14 @@ def open_hub(name: str, config: str | None = None) -> dict[str, Source]:
     return {split: HubSplit(dataset, f"{label}:{split}") for split, dataset in loaded.items()}
 
 
+def _class_names(feature: Any) -> Sequence[str] | None:
+    """The class names of a column of class ids, or of lists of them."""
+    return getattr(feature, "names", None) or getattr(getattr(feature, "feature", None), "names", None)
+
+
 def _named(ids: list[Cell], names: Sequence[str] | None) -> list[Cell]:
-    """Class ids as class names; what is no id of a class (the -1 of test splits, a null) stays."""
+    """Class ids, or lists of them, as class names; what is no id of a class (the -1 of test splits, a null) stays."""
     if names is None:
         return ids
-    return [names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else cell for cell in ids]
+    lists = [_named(cell, names) if isinstance(cell, list) else cell for cell in ids]
+    return [names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else cell for cell in lists]

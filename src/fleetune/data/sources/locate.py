@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleetune.data.sources.hub import open_hub
-from fleetune.data.sources.opening import OPENERS, open_source
+from fleetune.data.sources.opening import COLUMN_OPENERS, OPENERS, open_source
 from fleetune.data.sources.rows import Source
 from fleetune.data.tasks import PLAIN_SPLITS, Role, Split, Task
 from fleetune.errors import ConfigError, DataError
@@ -74,7 +75,7 @@ class Places:
         """
         source = self.find(split)
         if source is None:
-            names = " or ".join(f"{stem}.*" for stem in split.stems)
+            names = " or ".join(f"{stem}.*" for stem in split.stems if "*" not in stem)
             raise DataError(
                 f"there is no {split.name} split: it would be {names} ({', '.join(OPENERS)}) in a --data_dir, "
                 f"or --{split.role}_file",
@@ -97,7 +98,7 @@ def _override(files: dict[str, Path], splits: Sequence[Split], role: Role, path:
     of_role = [split for split in splits if split.role == role]
     for split in of_role:
         files.pop(split.name, None)
-    chosen = next((split for split in of_role if path.stem in split.stems), of_role[0])
+    chosen = next((s for s in of_role if any(fnmatchcase(path.stem, stem) for stem in s.stems)), of_role[0])
     files[chosen.name] = path
 
 
@@ -113,8 +114,7 @@ def _task_folder(data_dir: Path, task: Task | None) -> Path:
 def _files_in(folder: Path, splits: Sequence[Split]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for split in splits:
-        candidates = [folder / f"{stem}{suffix}" for stem in split.stems for suffix in OPENERS]
-        files = [path for path in candidates if path.is_file()]
+        files = _files_of(folder, split, OPENERS) or _files_of(folder, split, COLUMN_OPENERS)
         if len(files) > 1:
             names = " and ".join(path.name for path in files)
             raise DataError(
@@ -123,3 +123,8 @@ def _files_in(folder: Path, splits: Sequence[Split]) -> dict[str, Path]:
         if files:
             found[split.name] = files[0]
     return found
+
+
+def _files_of(folder: Path, split: Split, suffixes: Iterable[str]) -> list[Path]:
+    patterns = [f"{stem}{suffix}" for stem in split.stems for suffix in suffixes]
+    return [path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()]

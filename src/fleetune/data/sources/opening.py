@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from fleetune.data.sources.conll import ConllFile
 from fleetune.data.sources.delimited import CsvFile, TsvFile
 from fleetune.data.sources.records import JsonLinesFile, ParquetFile, open_json
 from fleetune.data.sources.rows import Source
@@ -20,10 +21,12 @@ OPENERS: Mapping[str, Opener] = {
     ".json": open_json,
     ".parquet": lambda path, encoding: ParquetFile(path),
 }
+COLUMN_OPENERS: Mapping[str, Opener] = {suffix: ConllFile for suffix in (".conll", ".iob", ".bio", ".txt")}
+"""Files of words in columns; in a folder they count where there is no other."""
 
 
 def open_source(path: Path, encoding: str | None = None) -> Source:
-    """Open a TSV, CSV, JSON, JSON Lines or Parquet file as a stream of rows.
+    """Open a TSV, CSV, JSON, JSON Lines or Parquet file, or words in CoNLL's columns, as a stream of rows.
 
     Args:
         path: The file; its suffix tells the format.
@@ -34,9 +37,10 @@ def open_source(path: Path, encoding: str | None = None) -> Source:
         ConfigError: The encoding is unknown.
     """
     _require_file(path)
-    opener = OPENERS.get(path.suffix.lower())
+    openers = {**OPENERS, **COLUMN_OPENERS}
+    opener = openers.get(path.suffix.lower())
     if opener is None:
-        raise DataError(f"the suffix {path.suffix!r} tells no format: expected {', '.join(OPENERS)}", file=path)
+        raise DataError(f"the suffix {path.suffix!r} tells no format: expected {', '.join(openers)}", file=path)
     try:
         return opener(path, encoding)
     except OSError as error:

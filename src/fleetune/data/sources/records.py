@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fleetune.data.sources.encoding import read_lines, read_text
 from fleetune.data.sources.rows import MISSING, Row, Source, count_lines, file_digest, refuse_duplicate_columns
+from fleetune.data.sources.squad import SquadFile
 from fleetune.errors import DataError
 
 # JSON Lines has no header: a key counts as a column if one of the first records has it.
@@ -147,8 +148,11 @@ class ParquetFile(Source):
 
 
 def open_json(path: Path, encoding: str | None = None) -> Source:
-    """A `.json` file, which in this field is as often JSON Lines as one document."""
-    return JsonLinesFile(path, encoding) if _is_json_lines(path, encoding) else JsonFile(path, encoding)
+    """A `.json` file: JSON Lines, as often in this field, or one document, be it a list of records or SQuAD's."""
+    if _is_json_lines(path, encoding):
+        return JsonLinesFile(path, encoding)
+    file = JsonFile(path, encoding)
+    return SquadFile(file) if "paragraphs" in file.columns else file
 
 
 def _is_json_lines(path: Path, encoding: str | None) -> bool:

@@ -10,13 +10,13 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from fleetune.data.examples import BadRowLog, Reading, read_examples
 from fleetune.data.sources import Source
 from fleetune.data.tokens.table import FORMAT_VERSION, DamagedTableError, TokenTable
-from fleetune.data.tokens.tokenizing import Tokenizer, tokenise
+from fleetune.data.tokens.tokenizing import Encoder, TextEncoder, TokenBlock, Tokenizer, tokenise
 from fleetune.data.tokens.writer import TableWriter, cache_errors
 from fleetune.errors import DataError
 
@@ -40,8 +40,10 @@ class TableRequest:
     tokenizer_identity: str
     """See `fleetune.data.tokens.tokenizing.tokenizer_identity`."""
     max_length: int
-    """Tokens an example may have."""
+    """Tokens a sequence may have."""
     encoding: str | None
+    encoder: Encoder = field(default_factory=TextEncoder)
+    """How examples become tokens."""
 
     def key(self) -> str:
         """SHA-256, in hex, of all of it; reads the source once."""
@@ -54,11 +56,13 @@ class TableRequest:
             "columns": asdict(reading.columns),
             "labels": None if reading.labels is None else reading.labels.rules(),
             "label_optional": reading.label_optional,
+            "texts": reading.texts.rules(),
             "on_bad_row": reading.on_bad_row,
             "max_rows": reading.max_rows,
             "tokenizer": self.tokenizer_identity,
             "max_length": self.max_length,
             "encoding": self.encoding,
+            "encoder": self.encoder.rules(),
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -121,8 +125,9 @@ def _fill(request: TableRequest, partial: Path, progress: Progress | None) -> No
     if total is not None and request.reading.max_rows is not None:
         total = min(total, request.reading.max_rows)
     examples = read_examples(source, request.reading, log)
-    with TableWriter(partial, request.reading.labels.dtype if request.reading.labels else None) as writer:
-        for block in tokenise(examples, request.tokenizer, request.max_length):
+    with TableWriter(partial, request.reading.labels) as writer:
+        for block in tokenise(examples, request.tokenizer, request.max_length, request.encoder):
+            _take_bad_rows(block, request, log)
             writer.append(block)
             if progress:
                 progress(writer.num_examples + log.total, total)
@@ -131,6 +136,19 @@ def _fill(request: TableRequest, partial: Path, progress: Progress | None) -> No
         writer.finish(log, split=request.split, source=source.name, columns=request.reading.columns)
     if progress:
         progress(writer.num_examples + log.total, writer.num_examples + log.total)
+
+
+def _take_bad_rows(block: TokenBlock, request: TableRequest, log: BadRowLog) -> None:
+    """Log the rows that no tokens could be made of.
+
+    Raises:
+        DataError: There is one, with `on_bad_row="error"`.
+    """
+    for bad in block.bad_rows:
+        if request.reading.on_bad_row == "error":
+            reason = f"{bad.reason}\n  (--on_bad_row skip leaves bad rows out and lists them)"
+            raise DataError(reason, file=request.source.name, row=bad.row, column=bad.column)
+        log.add(bad)
 
 
 def _no_examples(file: str, log: BadRowLog) -> DataError:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetune.data.examples import Example
+from fleetune.data.examples import BadRow, Example
+from fleetune.data.labels import Label
 from fleetune.errors import ConfigError
 
 # Large enough to keep all cores busy, small enough that a block of long pairs stays below 100 MB.
@@ -35,36 +37,91 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBlock:
-    """The tokens of some consecutive examples."""
+    """The tokens of some consecutive examples: n sequences, which are the examples where `example_of` is None."""
 
     token_ids: NDArray[np.int32]
     """int32 (T,)."""
     type_ids: NDArray[np.uint8] | None
     """uint8 (T,); None if the tokenizer gives none."""
     lengths: NDArray[np.int64]
-    """int64 (n,): tokens of each example."""
+    """int64 (n,): tokens of each sequence."""
     rows: NDArray[np.int64]
     """int64 (n,)."""
-    labels: tuple[int | float | None, ...]
-    """n of them."""
+    labels: tuple[Label | None, ...]
+    """As they were read, one for each example."""
+    targets: NDArray[np.int64] | None = None
+    """Labels as they are learned, where these are of tokens (T,) or are places of tokens (n, 2); None: the others."""
+    places: NDArray[np.int32] | None = None
+    """int32 (T,): the word that each token begins; or (T, 2): the characters of the context that it is; -1: none."""
+    example_of: NDArray[np.int64] | None = None
+    """int64 (n,): which of the block's examples each sequence is a window of."""
+    notes: tuple[Mapping[str, Any], ...] | None = None
+    """What scoring and predictions need to know of each example beside its tokens, JSON-ready."""
+    bad_rows: tuple[BadRow, ...] = ()
+    """Examples that turned out to be of no use."""
+    remarks: tuple[BadRow, ...] = ()
+    """Rows that are used otherwise than they stand in the file."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """What is to be counted of them, in words."""
 
 
-def tokenise(examples: Iterable[Example], tokenizer: Tokenizer, max_length: int) -> Iterator[TokenBlock]:
-    """Stream examples into blocks of tokens; pairs are truncated at the longer text, as the tokenizer does it.
+class Encoder(ABC):
+    """How examples become tokens."""
+
+    num_texts = 1
+    """Texts that special tokens surround: one, or a pair."""
+
+    @abstractmethod
+    def rules(self) -> str:
+        """All that decides what `encode` gives beside tokenizer and length, as a text; part of the cache's key."""
+
+    @abstractmethod
+    def adapt(self, tokenizer: Any, max_length: int) -> None:
+        """Make a tokenizer ready, before its identity is taken.
+
+        Raises:
+            ConfigError: It cannot be used for this, or not with this length.
+        """
+
+    @abstractmethod
+    def encode(self, examples: Sequence[Example], tokenizer: Any, max_length: int) -> TokenBlock:
+        """The tokens of some examples."""
+
+
+class TextEncoder(Encoder):
+    """One text or two as one sequence; pairs are truncated at the longer text, as the tokenizer does it."""
+
+    def rules(self) -> str:
+        """See `Encoder.rules`."""
+        return "texts"
+
+    def adapt(self, tokenizer: Any, max_length: int) -> None:
+        """See `Encoder.adapt`: every tokenizer will do."""
+
+    def encode(self, examples: Sequence[Example], tokenizer: Any, max_length: int) -> TokenBlock:
+        """See `Encoder.encode`."""
+        return _tokenise_block(examples, tokenizer, max_length)
+
+
+def tokenise(
+    examples: Iterable[Example], tokenizer: Tokenizer, max_length: int, encoder: Encoder | None = None
+) -> Iterator[TokenBlock]:
+    """Stream examples into blocks of tokens.
 
     Args:
         examples: All with the same number of texts.
         tokenizer: Fast ones work on all cores.
-        max_length: Tokens an example may have, special tokens included.
+        max_length: Tokens a sequence may have, special tokens included.
+        encoder: How they become tokens; None: as one text or two.
 
     Raises:
         ConfigError: `max_length` leaves no room for text.
     """
     # The tokenizer's threads are wanted here; unless the variable is set, a later fork makes it warn.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    remaining = iter(examples)
+    encoder, remaining = encoder or TextEncoder(), iter(examples)
     while block := list(islice(remaining, BLOCK_EXAMPLES)):
-        yield _tokenise_block(block, tokenizer, max_length)
+        yield encoder.encode(block, tokenizer, max_length)
 
 
 def _tokenise_block(block: Sequence[Example], tokenizer: Tokenizer, max_length: int) -> TokenBlock:
@@ -81,15 +138,16 @@ def _tokenise_block(block: Sequence[Example], tokenizer: Tokenizer, max_length: 
     ids, types = encoded["input_ids"], encoded.get("token_type_ids")
     lengths = np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
     return TokenBlock(
-        token_ids=_flat(ids, np.int32, lengths),
-        type_ids=None if types is None else _flat(types, np.uint8, lengths),
+        token_ids=flat(ids, np.int32, lengths),
+        type_ids=None if types is None else flat(types, np.uint8, lengths),
         lengths=lengths,
         rows=np.fromiter((example.row for example in block), dtype=np.int64, count=len(block)),
         labels=tuple(example.label for example in block),
     )
 
 
-def _flat(lists: Sequence[Sequence[int]], dtype: type[Any], lengths: NDArray[np.int64]) -> NDArray[Any]:
+def flat(lists: Sequence[Sequence[int]], dtype: type[Any], lengths: NDArray[np.int64]) -> NDArray[Any]:
+    """The items of all lists, one after the other."""
     return np.fromiter(chain.from_iterable(lists), dtype=dtype, count=int(lengths.sum()))
 
 
