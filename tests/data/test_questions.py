@@ -232,6 +232,23 @@ def test_inputs_without_answers(make_settings: Make, write: Write, fast_tokenize
     assert list(inputs.table.notes or ()) == [{"row": 1, "id": "q7", "context": CONTEXT}]
 
 
+def test_how_examples_are_blocked_does_not_matter(
+    make_settings: Make, write: Write, fast_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = " ".join(["a"] * 40)
+    rows = [
+        row(i, context=f"{context} good bad", answers={"text": ["good bad"], "answer_start": [80]}) for i in range(3)
+    ]
+    path = write("a.jsonl", lines(*rows, row(9, answers={"text": ["bad"], "answer_start": [0]})))
+    whole = prepare(make_settings, path, fast_tokenizer, max_seq_length=25).splits["train"]
+    monkeypatch.setattr("fleetune.data.tokens.tokenizing.BLOCK_EXAMPLES", 1)
+    single = prepare(make_settings, path, fast_tokenizer, max_seq_length=25, overwrite_cache=True).splits["train"]
+    for name in ("token_ids", "offsets", "labels", "places", "example_of", "rows"):
+        assert getattr(single, name).tolist() == getattr(whole, name).tolist(), name
+    assert list(single.notes or ()) == list(whole.notes or ())
+    assert (single.counts, single.remarks, single.num_examples) == (whole.counts, whole.remarks, 4)
+
+
 def test_a_folder_with_the_publishers_names(
     make_settings: Make, write: Write, fast_tokenizer: Any, tmp_path: Path
 ) -> None:

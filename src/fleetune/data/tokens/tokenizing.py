@@ -68,8 +68,8 @@ class TokenBlock:
 class Encoder(ABC):
     """How examples become tokens."""
 
-    num_texts = 1
-    """Texts that special tokens surround: one, or a pair."""
+    most_examples = BLOCK_EXAMPLES
+    """Of a block: fewer where examples are longer, and more than their ids is known of them meanwhile."""
 
     @abstractmethod
     def rules(self) -> str:
@@ -120,7 +120,7 @@ def tokenise(
     # The tokenizer's threads are wanted here; unless the variable is set, a later fork makes it warn.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     encoder, remaining = encoder or TextEncoder(), iter(examples)
-    while block := list(islice(remaining, BLOCK_EXAMPLES)):
+    while block := list(islice(remaining, min(BLOCK_EXAMPLES, encoder.most_examples))):
         yield encoder.encode(block, tokenizer, max_length)
 
 

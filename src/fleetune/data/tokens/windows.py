@@ -31,7 +31,7 @@ class WindowEncoder(Encoder):
         stride: Tokens of the context that a window has in common with the next.
     """
 
-    num_texts = 2
+    most_examples = 256
 
     def __init__(self, stride: int) -> None:
         self._stride = stride

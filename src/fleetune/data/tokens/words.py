@@ -24,6 +24,8 @@ class WordEncoder(Encoder):
         labels: Names of the tags, for the notes.
     """
 
+    most_examples = 1024
+
     def __init__(self, labels: Sequence[str]) -> None:
         self._labels = tuple(labels)
 
