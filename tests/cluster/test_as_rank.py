@@ -127,8 +127,21 @@ def test_it_becomes_the_command_in_its_folder(tmp_path: Path) -> None:
     assert (result.returncode, result.stdout, result.stderr) == (7, f"{tmp_path}\n0/1\n", "")
 
 
-def test_a_host_without_the_folder_starts_at_home() -> None:
-    assert run("pwd", **ONE_RANK, FLEETUNE_CWD="/no/such").stdout == f"{Path.home()}\n"
+def test_a_host_without_the_folder_starts_no_script() -> None:
+    """A file of the same name in another folder may be another script."""
+    result = run("pwd", **ONE_RANK, FLEETUNE_CWD="/no/such")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "there is no folder /no/such, where the script is started: make it there, or start from a" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "why"),
+    [("no-such-program", 127, "No such file or directory"), ("/etc/passwd", 126, "Permission denied")],
+)
+def test_a_program_that_cannot_be_started_is_named(program: str, status: int, why: str) -> None:
+    result = run(program, "x", **ONE_RANK)
+    assert result.returncode == status
+    assert result.stderr.endswith(f": {program}: {why}\n")
 
 
 def test_the_threads_that_the_user_wants() -> None:

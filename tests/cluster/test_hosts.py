@@ -59,9 +59,9 @@ def test_what_hosts_holds(words: str | tuple[str, ...], expected: list[str]) -> 
         ("a b", "--hosts a b: a host is expected, as node1, node1:4 or `node1 slots=4`"),
         ("node$(id)", "--hosts node$(id): 'node$(id)' is no host name"),
         ("-l@node1", "--hosts -l@node1: '-l' is no user name"),
-        ("node1:0", "--hosts node1:0: '0' slots: a number of 1 or more is expected"),
-        ("node1:", "--hosts node1:: '' slots: a number of 1 or more is expected"),
-        ("node1:²", "--hosts node1:²: '²' slots: a number of 1 or more is expected"),
+        ("node1:0", "--hosts node1:0: '0' is no number of ranks: 1 or more is expected"),
+        ("node1:", "--hosts node1:: '' is no number of ranks: 1 or more is expected"),
+        ("node1:²", "--hosts node1:²: '²' is no number of ranks: 1 or more is expected"),
         ("node1:2 slots=2", "--hosts node1:2 slots=2: the slots are given twice"),
         ("node[3-1]", "--hosts node[3-1]: [3-1] is no range: 1 comes before 3"),
         ("node[a-c]", "--hosts node[a-c]: [a-c] is no range: numbers as in [1-4] or [1,3] are expected"),
@@ -108,7 +108,7 @@ def test_lines_that_are_no_host_are_told_by_number(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_hostfile(path)
     assert caught.value.problems == (
-        f"{path}, line 3: node2 slots=none: 'none' slots: a number of 1 or more is expected",
+        f"{path}, line 3: node2 slots=none: 'none' is no number of ranks: 1 or more is expected",
         f"{path}, line 4: node3 4: a host is expected, as node1, node1:4 or `node1 slots=4`",
         f"{path}, line 5: node4 gpus=1: gpus= is not understood: `slots=4` is expected",
         f"--hostfile {path}: host node1 is named twice",
@@ -121,7 +121,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Is a directory"):
         read_hostfile(tmp_path)
     (tmp_path / "utf16").write_text("node1\n", encoding="utf-16")
-    with pytest.raises(ConfigError, match=r"'utf-8' codec can't decode"):
+    with pytest.raises(ConfigError, match="it is no UTF-8 text"):
         read_hostfile(tmp_path / "utf16")
     (tmp_path / "empty").write_text("# nobody\n")
     with pytest.raises(ConfigError, match=r"empty: no host is named"):

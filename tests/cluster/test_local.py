@@ -31,6 +31,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 signal.signal(signal.SIGHUP, signal.SIG_IGN if os.environ.get("NOHUP") else signal.SIG_DFL)
 local.PEER_GRACE_S = float(os.environ["PEER_GRACE_S"])
 local.FORCED_GRACE_S = float(os.environ["FORCED_GRACE_S"])
+local.UNATTENDED_GRACE_S = float(os.environ["UNATTENDED_GRACE_S"])
 if os.environ.get("TERMINAL"):
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 processes, script = int(sys.argv[1]), sys.argv[2]
@@ -121,7 +122,13 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     runs: list[Run] = []
 
     def start(script: str, *, processes: int = 2, terminal: int | None = None, **environ: str) -> Run:
-        given = {"FOLDER": str(tmp_path), "PEER_GRACE_S": "60", "FORCED_GRACE_S": "60", **environ}
+        given = {
+            "FOLDER": str(tmp_path),
+            "PEER_GRACE_S": "60",
+            "FORCED_GRACE_S": "60",
+            "UNATTENDED_GRACE_S": "60",
+            **environ,
+        }
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         if terminal is not None:
             given["TERMINAL"] = "1"
@@ -512,3 +519,25 @@ def children(pid: int) -> list[int]:
             if int(entry.read_text().rpartition(")")[2].split()[1]) == pid:
                 found.append(int(entry.parent.name))
     return found
+
+
+STUBBORN = "catch(signal.SIGINT, signal.SIGTERM); ready(); forever()"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_stubborn_ranks_are_ended_where_nobody_will_ask_again(launch: Launch, signum: int) -> None:
+    run = launch(STUBBORN, UNATTENDED_GRACE_S="0.3", PEER_GRACE_S="0.3")
+    pids = run.pids()
+    run.send(signum)
+    assert run.end()[0] == 128 + signum
+    wait_until_gone(*pids)
+
+
+def test_after_ctrl_c_ranks_have_all_the_time(launch: Launch) -> None:
+    run = launch(SAVE_THEN_STOP, UNATTENDED_GRACE_S="0.1", PEER_GRACE_S="0.1")
+    run.pids()
+    run.send(signal.SIGINT)
+    run.wait_for_notes("saving")
+    time.sleep(1.0)
+    run.go()
+    assert run.end()[0] == 130

@@ -229,6 +229,8 @@ def test_a_run_from_a_machine_that_takes_no_part(launch: Callable[..., Run], lab
     (tmp_path / "tell.py").write_text("import os; print(os.uname().nodename, os.environ['MASTER_ADDR'])")
     status, lines = launch("launch", "--hosts", "node2,node3", "tell.py").end()
     assert (status, lines[-1]) == (0, f"node2 {lab['node2'].address}")
+    where = f"fleetune: rank 0 is on node2: model, data and output are that host's, in its {tmp_path}"
+    assert where in lines
 
 
 def test_a_host_name_that_means_loopback_does_no_harm(lab: Lab, loop: Callable[..., Run], tmp_path: Path) -> None:
@@ -296,6 +298,20 @@ def test_a_host_without_fleetune_and_one_without_python(launch: Callable[..., Ru
         f"host node2: {sys.executable} has no fleetune; `fleetune setup --hosts node2` puts this environment there",
         f"host node3: there is no {sys.executable}; `fleetune setup --hosts node3` puts this environment there",
     ]
+
+
+def test_a_script_needs_its_folder_on_every_host(launch: Callable[..., Run], lab: Lab, tmp_path: Path) -> None:
+    """In the home folder of a host, a file of the same name may be another script."""
+    (tmp_path / "tell.py").write_text("")
+    lab["node2"].run(["mount", "-t", "tmpfs", "none", str(tmp_path.parent)]).check_returncode()
+    try:
+        status, lines = launch("launch", "--hosts", "node1,node2,node3", "tell.py").end()
+    finally:
+        lab["node2"].run(["umount", "--lazy", str(tmp_path.parent)]).check_returncode()
+    assert (status, lines) == (1, [
+        f"error: host node2: there is no folder {tmp_path}, where the script is started",
+        "make it there, or start from a folder that is",
+    ])  # fmt: skip
 
 
 def test_another_version_on_one_host(launch: Callable[..., Run], lab: Lab, tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fleetune.cluster.rank import RankInfo, speaks_for_all
-from fleetune.cluster.start import check_processes
+from fleetune.cluster.start import check_hosts_asked, check_processes, chosen_launcher
+from fleetune.config import RunConfig
 from fleetune.errors import ConfigError
 
 
@@ -32,3 +33,16 @@ def test_processes_are_those_of_each_host() -> None:
 ], ids=["alone", "first", "second"])  # fmt: skip
 def test_who_has_the_files(environ: dict[str, str], speaks: bool) -> None:
     assert speaks_for_all(environ) is speaks
+
+
+def test_a_number_of_hosts_needs_something_that_starts_ranks_there() -> None:
+    check_hosts_asked(RunConfig(num_hosts=1))
+    check_hosts_asked(RunConfig(num_hosts=3, launcher="slurm"))
+    with pytest.raises(ConfigError, match="--num_hosts 3: nothing starts ranks on other hosts; give --hosts"):
+        check_hosts_asked(RunConfig(num_hosts=3))
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "ray"])
+def test_hosts_are_not_named_where_they_are_chosen(launcher: str) -> None:
+    with pytest.raises(ConfigError, match=f"--launcher {launcher} chooses the hosts itself"):
+        chosen_launcher(RunConfig(launcher=launcher, hosts=("node1",)))  # type: ignore[arg-type]

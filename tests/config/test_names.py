@@ -197,3 +197,10 @@ def test_one_setting_in_two_spellings_is_refused_as_written(names: tuple[str, st
 def test_a_later_layer_comes_before_an_earlier_one_also_by_another_name() -> None:
     config, _ = config_from_mapping({"learning_rate": 1, "seed": 3}, {"lr": 2}, {"learning-rate": "3"})
     assert (config.learning_rate, config.seed) == (3.0, 3)
+
+
+@pytest.mark.parametrize("name", ["hosts", "hostfile"])
+def test_an_empty_name_of_hosts_is_no_choice_of_this_one(name: str) -> None:
+    """As `--hosts "$HOSTS"` has it where the variable is not set."""
+    with pytest.raises(ConfigError, match=f"--{name} is empty: no host is named"):
+        config_from_mapping({name: ""})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from fleetune.cli.arguments import make_parser, parse, tell_notices
+from fleetune.cli.arguments import add_dry_run, make_parser, parse, tell_notices
 from fleetune.cluster.rank import read_rank
 from fleetune.cluster.start import plan_hosts, plan_ranks, wants_hosts
 from fleetune.config import RunConfig
@@ -18,7 +18,7 @@ read."""
 
 def run(words: Sequence[str]) -> int:
     """Print the plan of this host, or of all that are named; under an outer launcher, once on each host."""
-    parsed = parse(make_parser("plan", DESCRIPTION), words)
+    parsed = parse(add_dry_run(make_parser("plan", DESCRIPTION)), words, ("dry_run",))  # which a plan is anyway
     tell_notices(parsed)
     config, info = parsed.config, read_rank(os.environ)
     if info is None and wants_hosts(config):

@@ -54,7 +54,8 @@ def main(words: Sequence[str]) -> int:
         print(f"error on {_hostname()}: {error}", file=sys.stderr, flush=True)
         return _status_of(error)
     except OSError as error:
-        print(f"error on {_hostname()}: {error.filename}: {error.strerror}", file=sys.stderr, flush=True)
+        what = error.filename or next((word for word in words if word != "--"), "")
+        print(f"error on {_hostname()}: {what}: {error.strerror}", file=sys.stderr, flush=True)
         return _status_of(error)
 
 
@@ -176,6 +177,7 @@ def _become(command: Sequence[str]) -> int:
         os.environ.update(rank_environment(info, os.environ, among=interfaces(), look_up=addresses_of))
         if tuple(command[1:3]) != _OWN_MODULES:  # our own programs take their part of the host by themselves
             _take_part(info)
+            _check_folder(os.environ.get(CWD_VARIABLE))
         _change_folder(os.environ.get(CWD_VARIABLE))
         if head is None:
             os.execvp(command[0], list(command))
@@ -232,6 +234,19 @@ def _take_part(info: RankInfo) -> None:
         rank_variable=rank_variable(os.environ),
     )
     take_place(plan, info.local_rank)
+
+
+def _check_folder(folder: str | None) -> None:
+    """A script of the same name in another folder may be another script.
+
+    Raises:
+        ConfigError: This host has no such folder.
+    """
+    if folder and not os.path.isdir(folder):
+        raise ConfigError(
+            f"{_hostname()}: there is no folder {folder}, where the script is started: make it there, or start from a "
+            "folder that is"
+        )
 
 
 def _change_folder(folder: str | None) -> None:

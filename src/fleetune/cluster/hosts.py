@@ -68,7 +68,8 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--hostfile {path}: {getattr(error, 'strerror', None) or error}") from error
+        why = getattr(error, "strerror", None) or "it is no UTF-8 text"
+        raise ConfigError(f"--hostfile {path}: {why}") from error
     entries = []
     for number, line in enumerate(lines, start=1):
         if entry := line.partition("#")[0].strip():
@@ -179,7 +180,7 @@ def _hosts_of(entry: str) -> list[Host]:
         raise ValueError("the slots are given twice")
     slots = counts[0] if counts else None
     if slots is not None and not (slots.isascii() and slots.isdecimal() and int(slots) >= 1):
-        raise ValueError(f"{slots!r} slots: a number of 1 or more is expected")
+        raise ValueError(f"{slots!r} is no number of ranks: 1 or more is expected")
     return [Host(name=n, user=user or None, slots=None if slots is None else int(slots)) for n in _expanded(name)]
 
 

@@ -105,6 +105,11 @@ def stops_on_usr1(job: Job) -> bool:
     return tuple(job.command[1:4]) == ("-m", "fleetune", "train")
 
 
+def is_our_own(command: Sequence[str]) -> bool:
+    """Whether a job's command is one of fleetune's, which sends model and data to hosts that lack them."""
+    return tuple(command[1:3]) == ("-m", "fleetune")
+
+
 def through_as_rank(job: Job) -> Job:
     """The job with its ranks going through `as_rank`, which gives each its cores before it becomes the command."""
     return replace(job, command=(sys.executable, *AS_RANK, *job.command), environ={**job.environ, **told_ranks(job)})

@@ -44,6 +44,7 @@ def start_ranks(
     if info is not None:
         check_processes(config.processes, info)
         return None
+    check_hosts_asked(config)
     job = fleetune_job(words, config.to_dict(), os.environ, **_of_job(config))
     if wants_hosts(config):
         return start_on_hosts(job, config, log_dir=log_dir, dry_run=dry_run)
@@ -71,6 +72,7 @@ def start_script(job: Job, config: RunConfig, *, log_dir: Path, dry_run: bool) -
         ConfigError: Hosts cannot be used.
         LaunchError: A host cannot take part.
     """
+    check_hosts_asked(config)
     if not wants_hosts(config):
         return start_here(through_as_rank(job), dry_run=dry_run)
     if chosen_launcher(config) in ("ssh", "ray"):  # all ranks of the others go that way
@@ -150,6 +152,19 @@ def wants_hosts(config: RunConfig) -> bool:
     return config.hosts is not None or config.hostfile is not None or config.launcher != "auto"
 
 
+def check_hosts_asked(config: RunConfig) -> None:
+    """Refuse a number of hosts with nothing that would start ranks on them, which would train on this one alone.
+
+    Raises:
+        ConfigError: It is asked for.
+    """
+    if config.num_hosts is not None and config.num_hosts > 1 and not wants_hosts(config):
+        raise ConfigError(
+            f"--num_hosts {config.num_hosts}: nothing starts ranks on other hosts; give --hosts, --hostfile or "
+            "--launcher"
+        )
+
+
 def starts_elsewhere(config: RunConfig) -> bool:
     """Whether rank 0, which has model and data, is on another host than this one."""
     if not wants_hosts(config) or chosen_launcher(config) not in ("ssh", "mpirun"):
@@ -164,8 +179,11 @@ def chosen_launcher(config: RunConfig) -> str:
         ConfigError: It needs hosts, and none are named.
     """
     launcher = "ssh" if config.launcher == "auto" else config.launcher
-    if launcher in ("ssh", "mpirun") and config.hosts is None and config.hostfile is None:
+    has_hosts = config.hosts is not None or config.hostfile is not None
+    if launcher in ("ssh", "mpirun") and not has_hosts:
         raise ConfigError(f"--launcher {launcher}: on which hosts? Give --hosts or --hostfile")
+    if launcher in ("slurm", "ray") and has_hosts:
+        raise ConfigError(f"--launcher {launcher} chooses the hosts itself: give --num_hosts in place of their names")
     return launcher
 
 

@@ -16,6 +16,7 @@ from fleetune.config.values import nearest
 from fleetune.errors import ConfigError
 
 IN_ENVIRONMENT = "env:"
+_NAME_HOSTS = ("hosts", "hostfile")
 FIELD_NAMES = tuple(f.name for f in dataclasses.fields(RunConfig))
 
 
@@ -43,6 +44,8 @@ def resolve_names(given: Mapping[str, Any]) -> Settings:
             implied |= {setting: (field, meant) for setting, meant in becomes.items()}
         elif field not in FIELD_NAMES:
             problems.append(_unknown(name))
+        elif field in _NAME_HOSTS and value == "":  # a variable that is not set would train on this host alone
+            problems.append(f"--{field} is empty: no host is named")
         elif field in spelled:
             problems.append(f"--{spelled[field]} and --{name.lstrip('-')} are the same setting: give one")
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -224,6 +225,7 @@ def save_model(classifier: Classifier, tokenizer: Any, folder: Path) -> None:
     """Write model and tokenizer as `save_pretrained` does, so that plain transformers reads them."""
     with quiet_transformers():
         classifier.hugging_face.save_pretrained(folder)
+        _let_others_read(folder)
         tokenizer.save_pretrained(folder)
 
 
@@ -232,3 +234,10 @@ def with_model_labels(table: TokenTable, classifier: Classifier) -> TokenTable:
     if table.labels is None:
         return table
     return dataclasses.replace(table, labels=classifier.labels_to_model(table.labels))
+
+
+def _let_others_read(folder: Path) -> None:
+    """Give the weights the rights of any other new file: safetensors writes them for the owner alone."""
+    os.umask(mask := os.umask(0))
+    for file in folder.glob("*.safetensors"):
+        file.chmod(0o666 & ~mask)

@@ -107,12 +107,13 @@ class Agent:
         """Who this host is, and how many ranks it would have."""
         self._silence_limit_s, self._asked = asked["timeout_s"], asked
         os.environ.update(asked["environ"])
-        with contextlib.suppress(OSError):  # a host without the folder works in the user's home
+        if has_folder := os.path.isdir(asked["cwd"]):  # a host without it works in the user's home
             os.chdir(asked["cwd"])
         plan = plan_this_host(os.environ, processes=asked["processes"], threads=asked["threads"])
         found = {
             "hostname": socket.gethostname(),
             "versions": read_versions(),
+            "has_folder": has_folder,
             "plan": plan.to_dict(),
         }
         if asked["towards"] is not None:
@@ -159,7 +160,7 @@ class Agent:
             except LaunchError as error:
                 self._tell({"refused": str(error)})
                 return
-            watch = Watch(ranks, self._inbox, say=lambda line: None, on_failure=self._tell_failure)
+            watch = Watch(ranks, self._inbox, say=lambda line: None, on_failure=self._tell_failure, ends_alone=False)
             watch.until_all_ended()
         if watch.first_failure is not None:
             self._tell_failure(watch.first_failure)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleetune.cluster.hosts import Host
-from fleetune.cluster.job import Job
+from fleetune.cluster.job import Job, is_our_own
 from fleetune.cluster.launchers.agent import BEAT_S, Message
 from fleetune.cluster.launchers.connection import Connection, Said
-from fleetune.cluster.launchers.local import PEER_FAILED
+from fleetune.cluster.launchers.local import PEER_FAILED, UNATTENDED_GRACE_S
 from fleetune.cluster.launchers.rank_logs import RankLogs
 from fleetune.cluster.launchers.signals import STOP_SIGNALS, stop_signals_to
 from fleetune.errors import LaunchError
@@ -100,11 +100,26 @@ class Head:
             "timeout_s": self._job.timeout_s,
         }
         first = self._hosts[0]
-        return self._ask({
+        surveys = self._ask({
             host.name: asked | {"processes": self._job.processes or host.slots,
                                 "towards": list(towards) if host is first else None}
             for host in self._hosts
         }, "survey")  # fmt: skip
+        self._check_folders(surveys)
+        return surveys
+
+    def _check_folders(self, surveys: Mapping[str, Mapping[str, Any]]) -> None:
+        """Refuse hosts that lack the working folder and need it: all for a script, the first one for model and data.
+
+        Raises:
+            LaunchError: Names them.
+        """
+        asked = self._hosts[:1] if is_our_own(self._job.command) else self._hosts
+        why = "where model and data are looked for" if is_our_own(self._job.command) else "where the script is started"
+        lacking = [host.name for host in asked if not surveys[host.name]["has_folder"]]
+        if lacking:
+            lines = [f"host {name}: there is no folder {self._job.cwd}, {why}" for name in lacking]
+            raise LaunchError("\n".join([*lines, "make it there, or start from a folder that is"]))
 
     def meet(self, address: str) -> tuple[str, int, dict[str, str | None]]:
         """Find a port of the first host, and let each other host connect there.
@@ -212,6 +227,8 @@ class Head:
             self._asked = signum
             say("stopping after the current step; press Ctrl-C again to end at once")
             self._tell_all({"do": "stop"})
+            if signum != signal.SIGINT:
+                self._deadline = (time.monotonic() + UNATTENDED_GRACE_S, self._end_all)
         elif signum != signal.SIGHUP:  # of one closed terminal it comes twice
             self._is_forced = self._asked is not None
             self._end_all()

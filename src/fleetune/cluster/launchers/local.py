@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fleetune.cluster.job import is_our_own
 from fleetune.cluster.launchers.processes import RankExit, RankProcesses
 from fleetune.cluster.launchers.signals import STOP_SIGNALS, SignalInbox
 from fleetune.cluster.network import free_port
@@ -29,6 +30,8 @@ PEER_FAILED = PeerError.exit_status
 # What a peer of a failed rank gets between SIGTERM and SIGKILL, and what the user's second Ctrl-C leaves.
 PEER_GRACE_S = 5.0
 FORCED_GRACE_S = 2.0
+# What ranks get to save in after SIGTERM or a closed terminal: nobody will press Ctrl-C again.
+UNATTENDED_GRACE_S = 120.0
 
 _STOPPED = tuple(128 + signum for signum in STOP_SIGNALS)
 
@@ -98,7 +101,8 @@ def run_local(plan: LocalPlan) -> int:
     """Start the ranks, wait for all, and say in one line which one failed.
 
     The first SIGINT or SIGTERM is passed on to all ranks, which may take their time to save; a second one
-    ends them. SIGHUP (a closed terminal) is passed on as SIGTERM. When a rank fails, the others are ended.
+    ends them. SIGHUP (a closed terminal) is passed on as SIGTERM. After either of these two, ranks that do not end are
+    ended after `UNATTENDED_GRACE_S`. When a rank fails, the others are ended.
     Whatever ranks leave running is ended too, also when the launcher itself is killed. Only in the
     main thread are signals received.
 
@@ -147,15 +151,17 @@ class Watch:
         say: Told what happens while a run is stopped.
         on_failure: Told of the first rank that failed by itself, at once.
         interrupt: What ranks are sent for a Ctrl-C.
+        ends_alone: Whether to end ranks that take long to stop, where nobody is there to ask again.
     """
 
     def __init__(self, ranks: RankProcesses, inbox: SignalInbox, *, say: Callable[[str], None] | None = None,
                  on_failure: Callable[[RankExit], None] = lambda end: None,
-                 interrupt: signal.Signals = signal.SIGINT) -> None:  # fmt: skip
+                 interrupt: signal.Signals = signal.SIGINT, ends_alone: bool = True) -> None:  # fmt: skip
         self._ranks = ranks
         self._inbox = inbox
         self._say = say or _say
         self._on_failure = on_failure
+        self._ends_alone = ends_alone
         self._passed_on = {signal.SIGINT: interrupt, signal.SIGHUP: signal.SIGTERM}
         self._failures: list[RankExit] = []
         """In the order of time; without those ranks that the launcher itself ended."""
@@ -185,6 +191,8 @@ class Watch:
             self._asked = signum
             self._say("stopping after the current step; press Ctrl-C again to end at once")
             self._ranks.signal(self._passed_on.get(signum, signum))
+            if signum != signal.SIGINT and self._ends_alone:
+                self._due = (time.monotonic() + UNATTENDED_GRACE_S, signal.SIGTERM)
         elif signum != signal.SIGHUP:  # of one closed terminal it comes twice: from the kernel, and from the shell
             self._forced = signum if self._asked is not None else None
             self._end_ranks(FORCED_GRACE_S)
@@ -248,9 +256,12 @@ class Watch:
             return 128 + self._forced
         if self.first_failure is not None:
             return self.first_failure.status
-        if self._stopped and self._asked == signal.SIGINT:
-            return 128 + signal.SIGINT
-        return self._stopped[0].status if self._stopped else 0
+        if not self._stopped:
+            return 0
+        was_killed = self._stopped[0].status not in _STOPPED
+        if self._asked is not None and (was_killed or self._asked == signal.SIGINT):
+            return 128 + self._asked
+        return self._stopped[0].status
 
 
 def _interrupt_of(command: Sequence[str]) -> signal.Signals:
@@ -259,7 +270,7 @@ def _interrupt_of(command: Sequence[str]) -> signal.Signals:
     Our own take SIGTERM the same, and it ends them cleanly also while Python starts or imports, when a
     KeyboardInterrupt comes out as any error. A script may have a use for KeyboardInterrupt.
     """
-    return signal.SIGTERM if tuple(command[1:3]) == ("-m", "fleetune") else signal.SIGINT
+    return signal.SIGTERM if is_our_own(command) else signal.SIGINT
 
 
 def _say(line: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import re
 import sys
 from pathlib import Path
@@ -32,8 +33,7 @@ class RankLogs:
     def take(self, host: str, rank: int, stream: str, line: str) -> None:
         """Write a rank's line to its file, and rank 0's to the terminal too."""
         if rank == 0:
-            with contextlib.suppress(OSError, ValueError):  # the terminal may be the thing that was closed
-                print(line, file=sys.stdout if stream == "out" else sys.stderr, flush=True)
+            _show(line, sys.stdout if stream == "out" else sys.stderr)
         if stream == "err":
             self._last.setdefault(rank, collections.deque(maxlen=_TAIL)).append(line)
         with contextlib.suppress(OSError):  # a full disk here is no reason to end the run: rank 0 will say so
@@ -58,3 +58,13 @@ class RankLogs:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._files[path.name] = path.open("w", encoding="utf-8")
         return self._files[path.name]
+
+
+def _show(line: str, stream: IO[str]) -> None:
+    """Print a line, unless its reader has gone, as in `fleetune ... | head`: the run goes on, its files have all."""
+    try:
+        print(line, file=stream, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or Python complains of what is left to write
+    except (OSError, ValueError):  # the terminal was closed
+        pass

@@ -124,6 +124,8 @@ def run_ssh(plan: SshPlan) -> int:
         address, port, interfaces = head.meet(surveys[plan.hosts[0].name]["address"])
         ranks = rank_variables(surveys, interfaces, address, port)
         say(summary(surveys, ranks, address, port))
+        if not plan.hosts[0].is_here:
+            say(f"rank 0 is on {plan.hosts[0].name}: model, data and output are that host's, in its {plan.job.cwd}")
         head.start(ranks)
         return head.watch()
 
