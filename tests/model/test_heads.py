@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from fleetune.data.batches import PackedBatch
-from fleetune.model.families import find_family
+from fleetune.model.families import FAMILIES, find_family
 from fleetune.model.flat import FlatClassifier
-from fleetune.model.heads import HEADS, Head, kind_of, problem_of
+from fleetune.model.heads import HEADS, Head, kind_of, problem_of_head
 from fleetune.model.losses import LOSSES
 from fleetune.model.padded import PaddedClassifier
-from tests.model.test_flat import LENGTHS, SMALL, SMALL_DISTILBERT, make_batch, num_types
+from tests.model.test_flat import LENGTHS, SMALL, SMALL_DISTILBERT, make_batch
 
 PROBLEMS = ("token_classification", "question_answering")
 CONFIGS = {
@@ -28,7 +28,22 @@ CONFIGS = {
     "camembert": lambda labels: transformers.CamembertConfig(**SMALL | labels),
     "electra": lambda labels: transformers.ElectraConfig(**SMALL | labels, embedding_size=16),
     "distilbert": lambda labels: transformers.DistilBertConfig(**SMALL_DISTILBERT | labels, qa_dropout=0.0),
+    "albert": lambda labels: transformers.AlbertConfig(
+        **SMALL | labels, embedding_size=16, classifier_dropout_prob=0.0
+    ),
+    "mpnet": lambda labels: transformers.MPNetConfig(**SMALL | labels),
+    "modernbert": lambda labels: transformers.ModernBertConfig(
+        **{k: v for k, v in SMALL.items() if "dropout" not in k} | labels,
+        local_attention=6,
+        bos_token_id=2,
+        eos_token_id=3,
+        cls_token_id=2,
+        sep_token_id=3,
+    ),
 }
+
+
+TYPES = {"bert": 2, "electra": 2, "albert": 2}
 
 
 def model_of(name: str, problem: str, **changes: Any) -> Any:
@@ -89,7 +104,7 @@ def test_loss_and_gradients_equal_those_of_transformers(name: str, problem: str)
     family = find_family(model)
     assert family is not None
     flat = FlatClassifier(model, family, reads_all_tokens=True).train()
-    batch = with_labels(make_batch(LENGTHS, num_types(model)), problem)
+    batch = with_labels(make_batch(LENGTHS, TYPES.get(model.config.model_type, 0)), problem)
     assert batch.labels is not None
     expected = loss_of_transformers(model, batch, problem)
     expected.backward()
@@ -103,6 +118,10 @@ def test_loss_and_gradients_equal_those_of_transformers(name: str, problem: str)
     for key, gradient in gradients.items():
         found_gradient = model.get_parameter(key).grad
         torch.testing.assert_close(found_gradient, gradient, rtol=1e-4, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}")
+
+
+def test_every_family_has_a_test() -> None:
+    assert set(FAMILIES) == set(CONFIGS)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
@@ -205,5 +224,5 @@ def test_what_a_models_head_is_for(
 ) -> None:
     architectures = None if architecture is None else [architecture]
     config = SimpleNamespace(architectures=architectures, problem_type=problem_type, num_labels=num_labels)
-    assert problem_of(config) == problem
+    assert problem_of_head(config) == problem
     assert kind_of(config) == (None if architecture is None else architecture.removeprefix("Bert"))

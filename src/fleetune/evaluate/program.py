@@ -23,7 +23,7 @@ from fleetune.files import write_json, write_whole
 from fleetune.hardware.pinning import Place
 from fleetune.hardware.threads import set_threads
 from fleetune.kernels.contest import kernels_in_use
-from fleetune.model.heads import problem_of
+from fleetune.model.heads import problem_of_head
 from fleetune.model.here import with_model_here
 from fleetune.model.load import (
     Classifier,
@@ -198,7 +198,7 @@ def task_of(config: RunConfig, model_config: Any) -> Task:
 
 def _task_of_model(config: RunConfig, model_config: Any) -> Task:
     """A task made from the head of a model and its labels."""
-    problem, id2label = problem_of(model_config), model_config.id2label or {}
+    problem, id2label = problem_of_head(model_config), model_config.id2label or {}
     texts, label = _USUAL_COLUMNS.get(problem, (None, "label"))
     texts = config.text_column_names or texts
     if texts is None:

@@ -91,7 +91,7 @@ def kind_of(model_config: Any) -> str | None:
     return next((kind for kind in _KINDS if any(name.endswith(kind) for name in names)), None)
 
 
-def problem_of(model_config: Any) -> Problem:
+def problem_of_head(model_config: Any) -> Problem:
     """The kind of task that a model's head is for, by its config alone."""
     by_kind: dict[str | None, Problem] = {TOKENS: "token_classification", ANSWERS: "question_answering"}
     if (kind := kind_of(model_config)) in by_kind:
