@@ -10,7 +10,7 @@ from pathlib import Path
 from fleetune.cli.arguments import CLUSTER, add_dry_run, make_parser, parse, tell_notices
 from fleetune.cluster.job import script_job
 from fleetune.cluster.outputs import LOG_FOLDER
-from fleetune.cluster.start import start_script
+from fleetune.cluster.start import job_settings, start_script
 from fleetune.errors import ConfigError
 
 DESCRIPTION = """Run a script as ranks, with the environment, cores and meeting point that `fleetune train` gives
@@ -33,10 +33,7 @@ def run(words: Sequence[str]) -> int:
     _check(script)
     tell_notices(parsed)
     config = parsed.config
-    job = script_job(
-        script, os.environ, processes=config.processes, threads=config.threads, network=config.network,
-        port_range=config.port_range, timeout_s=config.timeout_s,
-    )  # fmt: skip
+    job = script_job(script, os.environ, **job_settings(config))
     log_dir = Path(parsed.extra.get("log_dir", LOG_FOLDER))
     return start_script(job, config, log_dir=log_dir, dry_run=parsed.extra.get("dry_run", False))
 

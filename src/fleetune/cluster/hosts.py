@@ -12,13 +12,12 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import re
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fleetune.cluster.network import own_addresses
+from fleetune.cluster.network import addresses_of, own_addresses
 from fleetune.cluster.rank import is_loopback
 from fleetune.cluster.remote import SshSettings, ssh_settings
 from fleetune.errors import ConfigError
@@ -99,7 +98,7 @@ def resolve(
     resolved, problems, seen = [], [], dict[str, str]()
     for host in hosts:
         settings = settings_of(host.target)
-        found = _look_up(settings.hostname)
+        found = set(addresses_of(settings.hostname))
         if not found and not settings.has_proxy:
             via = f" ({settings.hostname} in ssh's configuration)" if settings.hostname != host.name else ""
             problems.append(f"host {host.name}{via}: the name cannot be resolved; correct it, or add it to /etc/hosts "
@@ -228,11 +227,3 @@ def _numbers(text: str) -> list[str]:
         width = len(first) if first.startswith("0") else 0
         numbers += [str(number).zfill(width) for number in range(int(first), int(last) + 1)]
     return numbers
-
-
-def _look_up(name: str) -> set[str]:
-    """The addresses of a name; none where it has none."""
-    try:
-        return {str(entry[4][0]).partition("%")[0] for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
-    except (OSError, UnicodeError):
-        return set()

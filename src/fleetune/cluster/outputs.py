@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import selectors
 import socket
@@ -32,6 +33,11 @@ _STATUS = "status"
 _CONNECT_TIMEOUT_S = 20
 _TAIL_BYTES = 8192
 _HELLO_BYTES = 4096
+
+
+def log_file(folder: Path, host: str, rank: int) -> Path:
+    """Where what a rank says is kept; a name of a host may be an address."""
+    return folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', host)}.{rank}.log"
 
 
 def connect(environ: Mapping[str, str], *, rank: int, host: str) -> socket.socket | None:
@@ -207,7 +213,7 @@ class RankOutputs:
     def _rank(self, rank: int, host: str, pid: int) -> RankOutput:
         if rank not in self.ranks:
             name = self._names.get(rank, host)
-            log = self._logs / f"{name.replace('/', '_')}.{rank}.log"
+            log = log_file(self._logs, name, rank)
             self.ranks[rank] = RankOutput(
                 rank=rank, host=name, hostname=host, pid=pid, log=log, file=log.open("wb", buffering=0)
             )

@@ -45,7 +45,7 @@ def start_ranks(
         check_processes(config.processes, info)
         return None
     check_hosts_asked(config)
-    job = fleetune_job(words, config.to_dict(), os.environ, **_of_job(config))
+    job = fleetune_job(words, config.to_dict(), os.environ, **job_settings(config))
     if wants_hosts(config):
         return start_on_hosts(job, config, log_dir=log_dir, dry_run=dry_run)
     if len(plan_ranks(None, processes=job.processes, threads=job.threads).parts) > 1:
@@ -117,7 +117,7 @@ def plan_hosts(config: RunConfig) -> dict[str, HostPlan]:
     """
     if chosen_launcher(config) not in ("ssh", "mpirun"):
         raise ConfigError(f"--launcher {config.launcher}: which hosts take part is known only once they are given")
-    job = fleetune_job(["train"], config.to_dict(), os.environ, **_of_job(config))
+    job = fleetune_job(["train"], config.to_dict(), os.environ, **job_settings(config))
     return survey_hosts(plan_ssh(job, hosts_of(config), Path(LOG_FOLDER)))
 
 
@@ -214,7 +214,8 @@ def named_hosts(config: RunConfig) -> tuple[Host, ...]:
     return hosts
 
 
-def _of_job(config: RunConfig) -> dict[str, object]:
+def job_settings(config: RunConfig) -> dict[str, object]:
+    """Those settings that are fields of a `Job`."""
     names = ("processes", "threads", "network", "port_range", "timeout_s")
     return {name: getattr(config, name) for name in names}
 

@@ -160,7 +160,7 @@ class Agent:
             except LaunchError as error:
                 self._tell({"refused": str(error)})
                 return
-            watch = Watch(ranks, self._inbox, say=lambda line: None, on_failure=self._tell_failure, ends_alone=False)
+            watch = Watch(ranks, self._inbox, tell=lambda line: None, on_failure=self._tell_failure, ends_alone=False)
             watch.until_all_ended()
         if watch.first_failure is not None:
             self._tell_failure(watch.first_failure)

@@ -16,7 +16,7 @@ from fleetune.cluster.hosts import Host
 from fleetune.cluster.job import Job, is_our_own
 from fleetune.cluster.launchers.agent import BEAT_S, Message
 from fleetune.cluster.launchers.connection import Connection, Said
-from fleetune.cluster.launchers.local import PEER_FAILED, UNATTENDED_GRACE_S
+from fleetune.cluster.launchers.local import PEER_FAILED, UNATTENDED_GRACE_S, say
 from fleetune.cluster.launchers.rank_logs import RankLogs
 from fleetune.cluster.launchers.signals import STOP_SIGNALS, stop_signals_to
 from fleetune.errors import LaunchError
@@ -311,9 +311,3 @@ class Head:
                 print(f"[{failure.host} rank {failure.rank}] {line}", file=sys.stderr)
             where = f" (all it said: {self._logs.path(failure.host, failure.rank)})"
         say(f"{failure.host}: {failure.words}{where}")
-
-
-def say(line: str) -> None:
-    """Tell the user, beside what rank 0 prints."""
-    with contextlib.suppress(OSError, ValueError):  # the terminal may be the thing that was closed
-        print(f"fleetune: {line}", file=sys.stderr, flush=True)

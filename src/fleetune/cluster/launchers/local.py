@@ -113,13 +113,13 @@ def run_local(plan: LocalPlan) -> int:
         LaunchError: The command cannot be started.
     """
     for warning in plan.warnings:
-        _say(f"warning: {warning}")
+        say(f"warning: {warning}")
     with SignalInbox() as inbox, RankProcesses() as ranks:
         ranks.start(plan.command, [{**plan.environ, **variables} for variables in plan.ranks])
         watch = Watch(ranks, inbox, interrupt=_interrupt_of(plan.command))
         watch.until_all_ended()
     if watch.first_failure is not None:
-        _say(watch.first_failure.in_words())
+        say(watch.first_failure.in_words())
     return watch.status
 
 
@@ -148,18 +148,18 @@ class Watch:
     Args:
         ranks: The ranks, started.
         inbox: Where signals arrive that ask to stop.
-        say: Told what happens while a run is stopped.
+        tell: Told what happens while a run is stopped; None to tell the user.
         on_failure: Told of the first rank that failed by itself, at once.
         interrupt: What ranks are sent for a Ctrl-C.
         ends_alone: Whether to end ranks that take long to stop, where nobody is there to ask again.
     """
 
-    def __init__(self, ranks: RankProcesses, inbox: SignalInbox, *, say: Callable[[str], None] | None = None,
+    def __init__(self, ranks: RankProcesses, inbox: SignalInbox, *, tell: Callable[[str], None] | None = None,
                  on_failure: Callable[[RankExit], None] = lambda end: None,
                  interrupt: signal.Signals = signal.SIGINT, ends_alone: bool = True) -> None:  # fmt: skip
         self._ranks = ranks
         self._inbox = inbox
-        self._say = say or _say
+        self._tell = say if tell is None else tell
         self._on_failure = on_failure
         self._ends_alone = ends_alone
         self._passed_on = {signal.SIGINT: interrupt, signal.SIGHUP: signal.SIGTERM}
@@ -189,7 +189,7 @@ class Watch:
     def _on_signal(self, signum: signal.Signals) -> None:
         if self._asked is None and not self._ending:
             self._asked = signum
-            self._say("stopping after the current step; press Ctrl-C again to end at once")
+            self._tell("stopping after the current step; press Ctrl-C again to end at once")
             self._ranks.signal(self._passed_on.get(signum, signum))
             if signum != signal.SIGINT and self._ends_alone:
                 self._due = (time.monotonic() + UNATTENDED_GRACE_S, signal.SIGTERM)
@@ -273,6 +273,7 @@ def _interrupt_of(command: Sequence[str]) -> signal.Signals:
     return signal.SIGTERM if is_our_own(command) else signal.SIGINT
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Tell the user, beside what ranks print."""
     with contextlib.suppress(OSError, ValueError):  # the terminal may be the thing that was closed
         print(f"fleetune: {line}", file=sys.stderr, flush=True)

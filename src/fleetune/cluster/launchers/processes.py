@@ -92,26 +92,24 @@ class RankProcesses:
             with contextlib.suppress(OSError):
                 self._guard.__exit__(None, None, None)  # closes the pipe and waits
 
-    def start(self, command: Sequence[str], environs: Sequence[Mapping[str, str]], cwd: Path | None = None) -> None:
+    def start(self, command: Sequence[str], environs: Sequence[Mapping[str, str]]) -> None:
         """Start all ranks, one for each environment; after a `LaunchError`, those already started end with the context.
 
         Args:
             command: Program and arguments.
             environs: Of each rank; RANK is its number.
-            cwd: Working folder; None for this process's own.
         """
         self._guard = _start_guard()
         for environ in environs:
             self._numbers.append(int(environ["RANK"]))
-            self._start_one(command, environ, cwd)
+            self._start_one(command, environ)
 
-    def _start_one(self, command: Sequence[str], environ: Mapping[str, str], cwd: Path | None) -> None:
+    def _start_one(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         stream = None if self._output is None else subprocess.PIPE
         with _as_launch_error(command):
             process = subprocess.Popen(
                 command,
                 env=environ,
-                cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,
@@ -254,10 +252,10 @@ def _ignore_stops() -> None:
         signal.signal(signum, signal.SIG_IGN)
 
 
-def end_with_parent() -> Callable[[], None]:
-    """What a rank does before it becomes its command: ask the kernel to be killed when the launcher dies.
+def end_with_parent(signum: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
+    """What a child does before it becomes its command: ask the kernel to be sent a signal when the launcher dies.
 
-    SIGKILL, since a launcher that could still say something would have passed a signal on; checkpoints are
+    SIGKILL for ranks, since a launcher that could still say something would have passed a signal on; checkpoints are
     written such that this does no harm to them. The kernel watches the thread that starts the ranks, hence
     the main thread.
     """
@@ -266,7 +264,7 @@ def end_with_parent() -> Callable[[], None]:
     prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
 
     def before_exec() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
         if os.getppid() != launcher:  # it died before the kernel was told
             os._exit(128 + signal.SIGKILL)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import re
 import sys
 from pathlib import Path
 from typing import IO
+
+from fleetune.cluster.outputs import log_file
 
 _TAIL = 12
 
@@ -41,7 +42,7 @@ class RankLogs:
 
     def path(self, host: str, rank: int) -> Path:
         """The file of a rank."""
-        return self.folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', host)}.{rank}.log"
+        return log_file(self.folder, host, rank)
 
     def last_words(self, rank: int) -> list[str]:
         """The last lines of a rank's standard error that were not on the terminal."""

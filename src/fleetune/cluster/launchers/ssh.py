@@ -18,7 +18,8 @@ from typing import Any
 from fleetune.cluster.hosts import Host
 from fleetune.cluster.job import Job, as_words
 from fleetune.cluster.launchers.connection import start_command
-from fleetune.cluster.launchers.head import Head, say
+from fleetune.cluster.launchers.head import Head
+from fleetune.cluster.launchers.local import say
 from fleetune.cluster.launchers.rank_logs import RankLogs
 from fleetune.cluster.network import address_towards, parse_network, parse_ports
 from fleetune.cluster.rank import RankInfo, as_environment, is_loopback

@@ -8,28 +8,24 @@ What such a program makes of a signal, and how it tells which rank failed, diffe
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
-from fleetune.cluster.launchers.local import FORCED_GRACE_S, PEER_FAILED, PEER_GRACE_S
-from fleetune.cluster.launchers.processes import RankExit
+from fleetune.cluster.launchers.local import FORCED_GRACE_S, PEER_FAILED, PEER_GRACE_S, say
+from fleetune.cluster.launchers.processes import RankExit, end_with_parent
+from fleetune.cluster.launchers.signals import STOP_SIGNALS, stop_signals_to
 from fleetune.cluster.outputs import RankOutputs
 from fleetune.errors import LaunchError
 
 _GLANCE_S = 0.1
-_PR_SET_PDEATHSIG = 1
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_STOPPED = frozenset(128 + number for number in (*_STOP_SIGNALS, signal.SIGUSR1, signal.SIGKILL))
+_STOPPED = frozenset(128 + number for number in (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGKILL))
 _WORDS_SHOWN = 20
 
 
@@ -77,7 +73,8 @@ def run_program(program: Program, outputs: RankOutputs) -> int:
     Raises:
         LaunchError: It cannot be started, or ended without a rank that failed.
     """
-    with _signals_received() as received, _started(program, outputs) as process:
+    received: list[signal.Signals] = []
+    with stop_signals_to(received.append), _started(program, outputs) as process:
         watch = _Watch(program, process, outputs)
         while process.poll() is None:
             outputs.pump(_GLANCE_S)
@@ -102,7 +99,7 @@ class _Watch:
     def on_signal(self, number: signal.Signals) -> None:
         if self._asked is None:
             self._asked = number
-            _say("stopping after the current step; press Ctrl-C again to end at once")
+            say("stopping after the current step; press Ctrl-C again to end at once")
             self._send(self._program.pass_on[number])
         elif number != signal.SIGHUP and self._forced is None:  # a closed terminal is told twice
             self._forced = number
@@ -151,12 +148,12 @@ class _Watch:
     def _tell(self, failure: Failure) -> None:
         output = self._outputs.ranks.get(failure.rank)
         if output is None:
-            _say(failure.in_words("a host that it never reached us from"))
+            say(failure.in_words("a host that it never reached us from"))
             return
         if failure.rank != 0:  # the first rank's words are on the terminal already
             for line in output.last_lines(_WORDS_SHOWN):
                 print(line, file=sys.stderr)
-        _say(f"{failure.in_words(output.host)} (its output: {output.log})")
+        say(f"{failure.in_words(output.host)} (its output: {output.log})")
 
 
 def _first_cause(failures: Sequence[Failure]) -> Failure | None:
@@ -183,7 +180,7 @@ def _started(program: Program, outputs: RankOutputs) -> Iterator[subprocess.Pope
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent(),
+                preexec_fn=end_with_parent(signal.SIGHUP),
             )
     except OSError as error:
         raise LaunchError(f"cannot start {program.command[0]}: {error.strerror}") from error
@@ -193,42 +190,3 @@ def _started(program: Program, outputs: RankOutputs) -> Iterator[subprocess.Pope
         if process.poll() is None:
             process.kill()
             process.wait()
-
-
-def _end_with_parent() -> Callable[[], None]:
-    launcher = os.getpid()
-    prctl = ctypes.CDLL(None).prctl  # looked up here: after a fork nothing may take a lock
-    prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
-
-    def before_exec() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
-        if os.getppid() != launcher:
-            os._exit(128 + signal.SIGKILL)
-
-    return before_exec
-
-
-@contextlib.contextmanager
-def _signals_received() -> Iterator[list[signal.Signals]]:
-    """The signals that ask to stop, as they come; outside the main thread, where Python allows no handlers, none."""
-    received: list[signal.Signals] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-
-    def receive(number: int, _: FrameType | None) -> None:
-        received.append(signal.Signals(number))
-
-    # What is ignored stays so: nohup ignores SIGHUP
-    heard = [number for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, receive) for number in heard}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # the terminal may be the thing that was closed
-        print(f"fleetune: {line}", file=sys.stderr, flush=True)
