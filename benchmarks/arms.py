@@ -170,9 +170,7 @@ def copy_of_model(run: TrainingRun) -> Any:
     """The model as plain transformers loads it, with the weights that fleetune's has now (the new head's too)."""
     original = run.classifier.hugging_face
     with quiet_transformers():
-        model = transformers.AutoModelForSequenceClassification.from_pretrained(
-            run.config.model, num_labels=run.classifier.num_labels
-        )
+        model = run.classifier.head.auto_class.from_pretrained(run.config.model, num_labels=run.classifier.num_labels)
     model.load_state_dict(original.state_dict())
     return model
 

@@ -47,24 +47,28 @@ class EncoderShape:
     num_layers: int
     hidden: int
     feed_forward: int
+    head_reads_all_tokens: bool = False
 
     @classmethod
-    def of(cls, model_config: Any) -> EncoderShape:
+    def of(cls, model_config: Any, *, head_reads_all_tokens: bool = False) -> EncoderShape:
         """From a Hugging Face config with BERT's names."""
         return cls(
             num_layers=model_config.num_hidden_layers,
             hidden=model_config.hidden_size,
             feed_forward=model_config.intermediate_size,
+            head_reads_all_tokens=head_reads_all_tokens,
         )
 
     def linears(self, tokens: int, sequences: int) -> list[LinearShape]:
         """Every linear layer of the encoder, in the order of the forward pass.
 
-        All layers but the last work on all tokens. The head reads first tokens only, so the last layer's query,
+        All layers but the last work on all tokens. Where the head reads first tokens only, the last layer's query,
         output and feed-forward are needed for these, and its keys and values for none: scores and values of one query
         a sequence are had from the layer's input through the query's side.
         """
         qkv = LinearShape(rows=tokens, outputs=3 * self.hidden, inputs=self.hidden)
+        if self.head_reads_all_tokens:
+            return [*(qkv, *self._after_attention(tokens)) * self.num_layers]
         query = LinearShape(rows=sequences, outputs=self.hidden, inputs=self.hidden)
         inner = (qkv, *self._after_attention(tokens)) * (self.num_layers - 1)
         return [*inner, query, *self._after_attention(sequences)]

@@ -1,12 +1,10 @@
-"""The texts that are measured on: MRPC, SQuAD's questions with their contexts, or the generated example corpus."""
+"""The texts that are measured on: MRPC, or the generated example corpus; and where files of SQuAD are."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
-import json
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,36 +49,6 @@ def example_pairs(count: int = NUM_EXAMPLE_PAIRS) -> list[Pair]:
 def training_pairs(mrpc_folder: Path | None) -> list[Pair]:
     """MRPC's training pairs, or the example corpus where there is no folder of MRPC."""
     return example_pairs() if mrpc_folder is None else mrpc_pairs(mrpc_folder / "train.tsv")
-
-
-def squad_pairs(folder: Path) -> list[Pair]:
-    """Every question of SQuAD files with its context, in a fixed mixed order and with made-up labels.
-
-    Only their lengths matter: a pair of question and context is what a span task gives the encoder. They lie mixed
-    because the questions of a context stand together in the files.
-
-    Raises:
-        FileNotFoundError: The folder holds no file in SQuAD's layout.
-    """
-    files = sorted(folder.glob("*.json"))
-    if not files:
-        raise FileNotFoundError(f"{folder}: there are no files of SQuAD (*.json)")
-    draw = random.Random(MADE_UP_SEED)
-    pairs = [
-        Pair(sentence1=question, sentence2=context, label=draw.choice(LABELS))
-        for path in files
-        for question, context in questions_of(path)
-    ]
-    draw.shuffle(pairs)
-    return pairs
-
-
-def questions_of(path: Path) -> Iterator[tuple[str, str]]:
-    """Questions and their contexts of one file in SQuAD's layout."""
-    for article in json.loads(path.read_text(encoding="utf-8"))["data"]:
-        for paragraph in article["paragraphs"]:
-            for question in paragraph["qas"]:
-                yield question["question"], paragraph["context"]
 
 
 def write_pairs(path: Path, pairs: Sequence[Pair]) -> Path:

@@ -33,7 +33,7 @@ from benchmarks.products import PRODUCTS, EncoderShape, ProductsArm
 from benchmarks.result_file import describe, print_result, shown_path, write_result
 from benchmarks.rotation import rotated
 from benchmarks.summary import Spread, markdown_table, paired_ratios
-from benchmarks.texts import MRPC_FOLDER, SQUAD_FOLDER, pair_settings, squad_pairs, write_pairs
+from benchmarks.texts import MRPC_FOLDER, SQUAD_FOLDER, pair_settings
 from fleetune.comm.ranks import Ranks
 from fleetune.config import RunConfig
 from fleetune.data.batches import Indices
@@ -83,7 +83,8 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def other_arms(run: TrainingRun, arguments: transformers.TrainingArguments) -> list[Arm]:
     """All that fleetune's arm is compared with."""
-    table, encoder = run.train_table, EncoderShape.of(run.classifier.hugging_face.config)
+    table, classifier = run.train_table, run.classifier
+    encoder = EncoderShape.of(classifier.hugging_face.config, head_reads_all_tokens=classifier.head.reads_all_tokens)
     return [
         TrainerArm(run, arguments, run.config.max_seq_length),
         TrainerArm(run, arguments, None),
@@ -99,8 +100,9 @@ def parse_options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="threads of the process; none: one per usable core")
     parser.add_argument(
         "--lengths", choices=tuple(DATA_FOLDERS), default="mrpc",
-        help="mrpc: sentence pairs, up to 128 tokens; squad: questions with contexts, up to 384 (default: mrpc)",
+        help="mrpc: sentence pairs, up to 128 tokens; squad: windows of SQuAD v1.1, up to 384 (default: mrpc)",
     )  # fmt: skip
+    parser.add_argument("--doc_stride", type=int, default=128, help="tokens that windows share (default: 128)")
     add_shared_options(parser, "their")
     options = parser.parse_args(words)
     if options.rounds <= WARM_UP_ROUNDS or options.steps < 1 or options.profile_steps < 1:
@@ -134,11 +136,11 @@ def prepare_run(options: argparse.Namespace, folder: Path) -> tuple[TrainingRun,
     whole = len(run.train_table) // run.plan.global_batch_size * run.plan.global_batch_size
     if whole < len(run.train_table):  # a smaller last batch would shift all that `Trainer` draws after it
         run = load(config.replace(max_train_samples=whole))
+    sequences = "windows" if options.lengths == "squad" else "pairs"
     tokens = f"{run.train_table.num_tokens / whole:.1f} tokens on average"
-    return run, (
-        f"{shown_model(options.model, options.size)}; {data_name(options)}: {whole:,} training pairs of {tokens}, "
-        f"batches of {run.plan.global_batch_size}, {run.plan.threads} threads"
-    )
+    data = f"{data_name(options)}: {whole:,} training {sequences} of {tokens}"
+    model = shown_model(options.model, options.size)
+    return run, f"{model}; {data}, batches of {run.plan.global_batch_size}, {run.plan.threads} threads"
 
 
 def load(config: RunConfig) -> TrainingRun:
@@ -151,13 +153,13 @@ def load(config: RunConfig) -> TrainingRun:
 
 def data_settings(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if options.lengths == "squad":
-        return {"train_file": write_pairs(folder / "data" / "train.csv", squad_pairs(options.data_dir))}
+        return {"task": "squad", "data_dir": options.data_dir, "doc_stride": options.doc_stride}
     return pair_settings(options.data_dir, folder)
 
 
 def data_name(options: argparse.Namespace) -> str:
     if options.lengths == "squad":
-        return "SQuAD's questions with their contexts, made-up labels"
+        return "SQuAD v1.1, answers as spans"
     return "MRPC" if options.data_dir else "the generated example corpus (no folder of MRPC was found or given)"
 
 
@@ -169,6 +171,7 @@ def resolved_options(options: argparse.Namespace, run: TrainingRun) -> dict[str,
         "profile_steps": options.profile_steps,
         "threads": run.plan.threads,
         "lengths": options.lengths,
+        "doc_stride": options.doc_stride,
     } | shown_shared_options(options)
 
 

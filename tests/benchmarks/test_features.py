@@ -28,3 +28,10 @@ def test_an_example_padded() -> None:
     assert feature_of(cast(Any, Table()), 0, pad_to=5, pad_token_id=6) == {
         "input_ids": [2, 9, 3, 6, 6], "attention_mask": [1, 1, 1, 0, 0], "token_type_ids": [0] * 5, "label": 1,
     }  # fmt: skip
+
+
+def test_a_window_with_its_answer() -> None:
+    table = Table()
+    table.labels = np.array([[1, 1], [2, 3]], dtype=np.int64)
+    feature = feature_of(cast(Any, table), 1, pad_to=5)
+    assert (feature["start_positions"], feature["end_positions"], "label" in feature) == (2, 3, False)

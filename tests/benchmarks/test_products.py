@@ -25,6 +25,12 @@ def test_every_layer_but_the_last_works_on_all_tokens() -> None:
     assert [shape.rows for shape in deep] == [7] * 20 + [3] * 4
 
 
+def test_a_head_that_reads_all_tokens_needs_the_last_layer_whole() -> None:
+    shape = EncoderShape(num_layers=2, hidden=4, feed_forward=10, head_reads_all_tokens=True)
+    layer = [(7, 12, 4), (7, 4, 4), (7, 10, 4), (7, 4, 10)]
+    assert [(s.rows, s.outputs, s.inputs) for s in shape.linears(tokens=7, sequences=3)] == layer * 2
+
+
 def test_widths_come_from_the_config() -> None:
     from transformers import BertConfig
 

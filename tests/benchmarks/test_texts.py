@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.texts import LABELS, MRPC_FOLDER, SQUAD_FOLDER, example_pairs, mrpc_pairs, squad_pairs, write_pairs
+from benchmarks.texts import LABELS, MRPC_FOLDER, example_pairs, mrpc_pairs, write_pairs
 from fleetune.data.demo import Pair
 
 
@@ -27,26 +26,6 @@ def test_mrpc_test_pairs_have_no_label(tmp_path: Path) -> None:
     assert mrpc_pairs(path) == [Pair(sentence1="a", sentence2="b", label="")]
 
 
-def squad_file(path: Path, contexts: dict[str, list[str]]) -> None:
-    paragraphs = [{"context": c, "qas": [{"question": q} for q in questions]} for c, questions in contexts.items()]
-    path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
-
-
-def test_squad_gives_every_question_with_its_context(tmp_path: Path) -> None:
-    squad_file(tmp_path / "a.json", {"c1": ["q1", "q2"], "c2": ["q3"]})
-    squad_file(tmp_path / "b.json", {"c3": ["q4"]})
-    pairs = squad_pairs(tmp_path)
-    found = sorted((pair.sentence1, pair.sentence2) for pair in pairs)
-    assert found == [("q1", "c1"), ("q2", "c1"), ("q3", "c2"), ("q4", "c3")]
-    assert {pair.label for pair in pairs} <= set(LABELS)
-    assert squad_pairs(tmp_path) == pairs
-
-
-def test_no_files_of_squad(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no files of SQuAD"):
-        squad_pairs(tmp_path)
-
-
 def test_written_pairs_are_read_back(tmp_path: Path) -> None:
     pairs = [Pair(sentence1='a "quoted", one', sentence2="b\nc", label="same")]
     with write_pairs(tmp_path / "new" / "pairs.csv", pairs).open(newline="") as file:
@@ -60,8 +39,7 @@ def test_example_pairs_bear_the_labels_of_mrpc() -> None:
     assert {pair.label for pair in example_pairs(50)} == set(LABELS)
 
 
-@pytest.mark.skipif(not MRPC_FOLDER.is_dir() or not SQUAD_FOLDER.is_dir(), reason="the shared data are not there")
+@pytest.mark.skipif(not MRPC_FOLDER.is_dir(), reason="the shared data are not there")
 def test_real_files() -> None:
     assert len(mrpc_pairs(MRPC_FOLDER / "train.tsv")) == 3_667
     assert len(mrpc_pairs(MRPC_FOLDER / "test.tsv")) == 1_725
-    assert len(squad_pairs(SQUAD_FOLDER)) == 1_190

@@ -111,9 +111,17 @@ def test_all_arms_train_alike_on_the_tiny_model(tiny_model: Path, tmp_path: Path
 def test_lengths_of_squad(tiny_model: Path, tmp_path: Path) -> None:
     output = tmp_path / "speed.json"
     words = ["--rounds", "2", "--steps", "1", "--profile_steps", "1", "--threads", "1", "--lengths", "squad"]
+    words += ["--doc_stride", "16"]
     result = subprocess.run(
         [sys.executable, "-m", "benchmarks.train_speed", *words, "--model", str(tiny_model), "--output", str(output)],
         capture_output=True, text=True, timeout=240, env=environment(), cwd=REPOSITORY, check=False,
     )  # fmt: skip
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
-    assert json.loads(output.read_text())["notes"][0].split("; ")[1].startswith("SQuAD's questions")
+    content = json.loads(output.read_text())
+    assert content["notes"][0].split("; ")[1].startswith("SQuAD v1.1, answers as spans: ")
+    for r in content["rounds"]:
+        ours = r["arms"]["fleetune"]
+        for name in ("Trainer, padded to 64", "Trainer, longest of batch"):  # 64: the tiny model has no more positions
+            # The softmax of transformers goes over padding, too: with weights that know nothing, the loss of a
+            # window of n tokens padded to m is about log(m) in place of log(n).
+            assert ours["mean_loss"] - 0.05 < r["arms"][name]["mean_loss"] < ours["mean_loss"] + 0.3

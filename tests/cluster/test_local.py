@@ -248,6 +248,14 @@ def test_ranks_write_to_the_launchers_streams(launch: Launch) -> None:
     assert sorted(err.splitlines()) == ["err 0", "err 1"]
 
 
+def test_lines_of_several_ranks_stay_whole(launch: Launch) -> None:
+    """`print` of several values to a pipe is several writes, and ranks share the pipe."""
+    run = launch("for i in range(2000):\n    print('rank', rank, 'line', i)\nprint('no end', rank, end='')")
+    out, _ = run.process.communicate(timeout=TIMEOUT_S)
+    told = [f"rank {rank} line {i}" for rank in range(2) for i in range(2000)] + ["no end 0", "no end 1"]
+    assert sorted(out.splitlines()) == sorted(told)
+
+
 def test_one_rank(launch: Launch) -> None:
     assert launch("sys.exit(0)", processes=1).end() == (0, "")
 
@@ -380,7 +388,7 @@ def test_first_signal_is_passed_on_once_and_ranks_may_save(
     run = launch(SAVE_THEN_STOP)
     pids = run.pids()
     run.send(sent)
-    run.wait_for_line("stopping after the current step; press Ctrl-C again to end at once")
+    run.wait_for_line("all ranks are asked to stop; press Ctrl-C again to end at once")
     run.wait_for_notes("saving")
     if sent == signal.SIGHUP:
         run.send(signal.SIGHUP)  # the shell passes it on as well
@@ -408,7 +416,7 @@ def test_ranks_without_a_handler_are_not_called_failed(launch: Launch) -> None:
     run.send(signal.SIGINT)
     status, said = run.end()
     assert status == 130
-    assert said == "fleetune: stopping after the current step; press Ctrl-C again to end at once\n"
+    assert said == "fleetune: all ranks are asked to stop; press Ctrl-C again to end at once\n"
 
 
 def test_failure_while_saving_is_a_failure(launch: Launch) -> None:

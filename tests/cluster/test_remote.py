@@ -200,7 +200,7 @@ def test_a_lost_connection(lab: Lab) -> None:
 
 def test_words_that_nobody_knows() -> None:
     assert why_ssh_failed("first\nlast\n\n", "n1") == ("last", "try `ssh -v n1 true` by hand")
-    assert why_ssh_failed(" \n")[0] == "ssh said nothing"
+    assert why_ssh_failed(" \n")[0].startswith("ssh ended without a word")
 
 
 def test_a_program_that_is_denied_something_is_not_a_refused_key() -> None:

@@ -449,7 +449,7 @@ def test_ctrl_c_stops_all_hosts(loop: Callable[..., Run]) -> None:
     began = time.monotonic()
     run.process.send_signal(signal.SIGINT)
     status, lines = run.end()
-    assert (status, lines[-1]) == (130, "fleetune: stopping after the current step; press Ctrl-C again to end at once")
+    assert (status, lines[-1]) == (130, "fleetune: all ranks are asked to stop; press Ctrl-C again to end at once")
     assert time.monotonic() - began < PROMPT_S
 
 
@@ -471,7 +471,7 @@ def test_a_second_ctrl_c_ends_ranks_that_take_their_time(launch: Callable[..., R
     run = launch("launch", "--hosts", ",".join(NAMES), "stubborn.py")
     run.wait_for("running")
     run.process.send_signal(signal.SIGINT)
-    run.wait_for("stopping after the current step")
+    run.wait_for("all ranks are asked to stop")
     time.sleep(0.5)
     assert run.process.poll() is None
     began = time.monotonic()

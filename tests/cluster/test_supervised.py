@@ -40,7 +40,7 @@ folder = Path(sys.argv[1])
 program = Program(
     command=(sys.executable, str(folder / "stubborn.py"), str(folder / "heard")), environ={}, log=folder / "log",
     pass_on={signal.SIGINT: signal.SIGUSR1, signal.SIGTERM: signal.SIGUSR1, signal.SIGHUP: signal.SIGTERM},
-    force=(signal.SIGTERM,), failures=lambda said, outputs: [],
+    force=(signal.SIGTERM,), failures=lambda said, outputs: [], stop_notice="stopping",
 )
 with RankOutputs("127.0.0.1", range(20000, 30000), folder, {}) as outputs:
     sys.exit(run_program(program, outputs))
@@ -50,7 +50,7 @@ with RankOutputs("127.0.0.1", range(20000, 30000), folder, {}) as outputs:
 def program(folder: Path, script: str, *failures: Failure) -> Program:
     return Program(
         command=("sh", "-c", script), environ={"PATH": os.environ["PATH"]}, log=folder / "log", pass_on={}, force=(),
-        failures=lambda said, outputs: failures,
+        failures=lambda said, outputs: failures, stop_notice="",
     )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def test_a_second_ctrl_c_ends_at_once_whatever_the_program_does(tmp_path: Path) 
     _, said = starter.communicate(timeout=30)
     assert starter.returncode == 128 + signal.SIGINT
     assert (tmp_path / "heard").read_text().split() == ["SIGTERM", "SIGTERM"]
-    assert said == "fleetune: stopping after the current step; press Ctrl-C again to end at once\n"
+    assert said == "fleetune: stopping\n"
 
 
 def test_the_cause_is_told_and_not_a_peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,8 +99,9 @@ def test_a_program_that_fails_by_itself(tmp_path: Path) -> None:
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     missing = Program(
-        command=("/no/mpirun",), environ={}, log=tmp_path / "log", pass_on={}, force=(), failures=lambda *_: []
-    )
+        command=("/no/mpirun",), environ={}, log=tmp_path / "log", pass_on={}, force=(), failures=lambda *_: [],
+        stop_notice="",
+    )  # fmt: skip
     with (
         RankOutputs("127.0.0.1", range(20000, 30000), tmp_path, {}) as outputs,
         pytest.raises(LaunchError, match="cannot start /no/mpirun: No such file"),

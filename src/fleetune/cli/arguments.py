@@ -83,7 +83,8 @@ _METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME", tuple: "NAMES"}
 
 def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], kind: Any) -> None:
     aliases = [alias for alias, name in ALIASES.items() if name == field.name]
-    options: dict[str, Any] = {"metavar": "|".join(choices(kind)) or _METAVARS.get(value_type(kind), "VALUE")}
+    shown_as = field.metadata["shown_as"] or _METAVARS.get(value_type(kind), "VALUE")
+    options: dict[str, Any] = {"metavar": "|".join(choices(kind)) or shown_as}
     if is_boolean(kind):
         options = {"metavar": "|".join(choices(kind)) or "true|false", "nargs": "?", "const": "true"}
     if field.name == "resume_from_checkpoint":

@@ -102,7 +102,17 @@ def logs_folder(job: Job) -> Path:
 
 def stops_on_usr1(job: Job) -> bool:
     """Whether the ranks take SIGUSR1 for a request to stop, as our own training does; it ends other programs."""
-    return tuple(job.command[1:4]) == ("-m", "fleetune", "train")
+    return _is_our_training(job.command)
+
+
+def stop_notice(command: Sequence[str]) -> str:
+    """What the user is told when the ranks of a command are asked to stop."""
+    what = "stopping after the current step" if _is_our_training(command) else "all ranks are asked to stop"
+    return f"{what}; press Ctrl-C again to end at once"
+
+
+def _is_our_training(command: Sequence[str]) -> bool:
+    return tuple(command[1:4]) == ("-m", "fleetune", "train")
 
 
 def is_our_own(command: Sequence[str]) -> bool:

@@ -123,8 +123,12 @@ def why_ssh_failed(said: str, target: str = "HOST") -> tuple[str, str]:
     for pattern, reason, remedy in _REASONS:
         if re.search(pattern, said):
             return reason, remedy.replace("HOST", target)
-    last = said.strip().splitlines()[-1].strip() if said.strip() else "ssh said nothing"
-    return last, f"try `ssh -v {target} true` by hand"
+    if not said.strip():
+        return (
+            "ssh ended without a word: what it ran there was killed, or it was ended here",
+            f"see there whether memory is used up (`ssh {target} dmesg`), or try `ssh -v {target} true`",
+        )
+    return said.strip().splitlines()[-1].strip(), f"try `ssh -v {target} true` by hand"
 
 
 _REASONS = (

@@ -26,11 +26,11 @@ def user_cache(environ: Mapping[str, str]) -> Path:
 
 
 def setting(default: Any, group: str, help_text: str, *, at_least: float | None = None, above: float | None = None,
-            below: float | None = None, at_most: float | None = None) -> Any:  # fmt: skip
-    """A field of `RunConfig`: its default, the group it is listed under, its meaning, and its range."""
+            below: float | None = None, at_most: float | None = None, shown_as: str | None = None) -> Any:  # fmt: skip
+    """A field of `RunConfig`: its default, the group it is listed under, its meaning, its range, and its value in a usage."""
     assert group in GROUPS, group
     limits = {"at least": at_least, "above": above, "below": below, "at most": at_most}
-    return field(default=default, metadata={"group": group, "help": help_text, "limits": limits})
+    return field(default=default, metadata={"group": group, "help": help_text, "limits": limits, "shown_as": shown_as})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +119,8 @@ class RunConfig:
     hostfile: Path | None = setting(None, "cluster", "file with a host a line, as in --hosts or as `host slots=RANKS`")
     launcher: Literal["auto", "ssh", "mpirun", "slurm", "ray"] = setting("auto", "cluster", "what starts the ranks on several hosts; auto: ssh with --hosts or --hostfile")
     num_hosts: int | None = setting(None, "cluster", "hosts to take from Slurm or Ray; with --hosts: how many must take part", at_least=1)
-    network: str | None = setting(None, "cluster", "network that the hosts talk through, as 10.0.0.0/8; none: that of the route to the first host")
-    port_range: str | None = setting(None, "cluster", "TCP ports that rank 0 may listen on, as 29500-29510; none: any free one from 20000 to 29999")
+    network: str | None = setting(None, "cluster", "network that the hosts talk through, as 10.0.0.0/8; none: that of the route to the first host", shown_as="ADDRESS/BITS")
+    port_range: str | None = setting(None, "cluster", "TCP ports that rank 0 may listen on, as 29500-29510; none: any free one from 20000 to 29999", shown_as="FIRST-LAST")
     timeout_s: int = setting(60, "cluster", "seconds after which a host that does not answer, or a rank that does not come, ends the run", at_least=1)
     # fmt: on
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleetune.cluster.hosts import Host
-from fleetune.cluster.job import Job, is_our_own
+from fleetune.cluster.job import Job, is_our_own, stop_notice
 from fleetune.cluster.launchers.agent import BEAT_S, Message
 from fleetune.cluster.launchers.connection import Connection, Said
 from fleetune.cluster.launchers.local import PEER_FAILED, UNATTENDED_GRACE_S, say
@@ -225,7 +225,7 @@ class Head:
     def _on_signal(self, signum: signal.Signals) -> None:
         if self._asked is None and not self._is_ending:
             self._asked = signum
-            say("stopping after the current step; press Ctrl-C again to end at once")
+            say(stop_notice(self._job.command))
             self._tell_all({"do": "stop"})
             if signum != signal.SIGINT:
                 self._deadline = (time.monotonic() + UNATTENDED_GRACE_S, self._end_all)

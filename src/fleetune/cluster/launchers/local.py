@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fleetune.cluster.job import is_our_own
+from fleetune.cluster.job import is_our_own, stop_notice
 from fleetune.cluster.launchers.processes import RankExit, RankProcesses
+from fleetune.cluster.launchers.rank_logs import show
 from fleetune.cluster.launchers.signals import STOP_SIGNALS, SignalInbox
 from fleetune.cluster.network import free_port
 from fleetune.cluster.rank import RankInfo, as_environment
@@ -87,7 +88,7 @@ def plan_local(
         "GLOO_SOCKET_IFNAME": environ.get("GLOO_SOCKET_IFNAME") or "lo",
         "OMP_NUM_THREADS": str(threads),
         "FLEETUNE_LAUNCHER": "local",
-        "PYTHONUNBUFFERED": "1",  # lines of several ranks come in the order in which they were written
+        **({} if _at_terminal() else {"PYTHONUNBUFFERED": "1"}),
     }
     return LocalPlan(
         command=tuple(command),
@@ -114,13 +115,27 @@ def run_local(plan: LocalPlan) -> int:
     """
     for warning in plan.warnings:
         say(f"warning: {warning}")
-    with SignalInbox() as inbox, RankProcesses() as ranks:
+    read = len(plan.ranks) > 1 and not _at_terminal()
+    with SignalInbox() as inbox, RankProcesses(_show_line if read else None) as ranks:
         ranks.start(plan.command, [{**plan.environ, **variables} for variables in plan.ranks])
-        watch = Watch(ranks, inbox, interrupt=_interrupt_of(plan.command))
+        watch = Watch(ranks, inbox, notice=stop_notice(plan.command), interrupt=_interrupt_of(plan.command))
         watch.until_all_ended()
     if watch.first_failure is not None:
         say(watch.first_failure.in_words())
     return watch.status
+
+
+def _at_terminal() -> bool:
+    """Whether what is written is seen on a terminal: programs then write whole lines by themselves.
+
+    Elsewhere Python writes blocks of 8 KiB, or, unbuffered, the pieces of a line, and lines of several ranks would be
+    torn; so those are read and handed on line by line.
+    """
+    return all(stream is not None and stream.isatty() for stream in (sys.stdout, sys.stderr))
+
+
+def _show_line(rank: int, stream: str, line: bytes) -> None:
+    show(line.decode(errors="replace"), sys.stdout if stream == "out" else sys.stderr)
 
 
 def _rank(rank: int, processes: int, port: int) -> RankInfo:
@@ -148,17 +163,19 @@ class Watch:
     Args:
         ranks: The ranks, started.
         inbox: Where signals arrive that ask to stop.
+        notice: Told when ranks are asked to stop.
         tell: Told what happens while a run is stopped; None to tell the user.
         on_failure: Told of the first rank that failed by itself, at once.
         interrupt: What ranks are sent for a Ctrl-C.
         ends_alone: Whether to end ranks that take long to stop, where nobody is there to ask again.
     """
 
-    def __init__(self, ranks: RankProcesses, inbox: SignalInbox, *, tell: Callable[[str], None] | None = None,
-                 on_failure: Callable[[RankExit], None] = lambda end: None,
+    def __init__(self, ranks: RankProcesses, inbox: SignalInbox, *, notice: str = "",
+                 tell: Callable[[str], None] | None = None, on_failure: Callable[[RankExit], None] = lambda end: None,
                  interrupt: signal.Signals = signal.SIGINT, ends_alone: bool = True) -> None:  # fmt: skip
         self._ranks = ranks
         self._inbox = inbox
+        self._notice = notice
         self._tell = say if tell is None else tell
         self._on_failure = on_failure
         self._ends_alone = ends_alone
@@ -189,7 +206,7 @@ class Watch:
     def _on_signal(self, signum: signal.Signals) -> None:
         if self._asked is None and not self._ending:
             self._asked = signum
-            self._tell("stopping after the current step; press Ctrl-C again to end at once")
+            self._tell(self._notice)
             self._ranks.signal(self._passed_on.get(signum, signum))
             if signum != signal.SIGINT and self._ends_alone:
                 self._due = (time.monotonic() + UNATTENDED_GRACE_S, signal.SIGTERM)

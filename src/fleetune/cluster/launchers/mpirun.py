@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleetune.cluster.hosts import Host
-from fleetune.cluster.job import AS_RANK, Job, logs_folder, shown, shown_words, stops_on_usr1, told_ranks
+from fleetune.cluster.job import AS_RANK, Job, logs_folder, shown, shown_words, stop_notice, stops_on_usr1, told_ranks
 from fleetune.cluster.launchers.mpi_flavours import FLAVOURS, Flavour, flavour_of
 from fleetune.cluster.launchers.supervised import Program, run_program
 from fleetune.cluster.meeting import Meeting, meet, split_ports
@@ -54,6 +54,7 @@ class MpirunPlan:
     ports: range
     """Those that the ranks' output may come to."""
     passes_on: Mapping[signal.Signals, signal.Signals] = field(repr=False)
+    stop_notice: str = field(repr=False)
 
     def __str__(self) -> str:
         lines = [f"# {self.flavour.name}; {HOSTFILE} is a temporary file:"]
@@ -143,6 +144,7 @@ def plan_mpirun(
             signal.SIGTERM: stop or signal.SIGTERM,
             signal.SIGHUP: stop or signal.SIGTERM,
         },
+        stop_notice=stop_notice(job.command),
     )
 
 
@@ -169,6 +171,7 @@ def run_mpirun(plan: MpirunPlan) -> int:
                 pass_on=plan.passes_on,
                 force=plan.flavour.force,
                 failures=plan.flavour.failures,
+                stop_notice=plan.stop_notice,
             )
             return run_program(program, outputs)
 

@@ -26,7 +26,7 @@ Output = Callable[[int, str, bytes], None]
 
 _PR_SET_PDEATHSIG = 1
 _LONGEST_LINE = 1 << 20
-_OUTPUT_GRACE_S = 1.0
+_OUTPUT_GRACE_S = 10.0
 _OFTEN: dict[int, str] = {
     signal.SIGKILL: "not by the kernel for memory; by a user, a scheduler or a daemon such as systemd-oomd",
     signal.SIGBUS: "often a full /dev/shm or disk under a memory-mapped file; `df -h` shows it",
@@ -168,7 +168,7 @@ class _OutputReader:
 
     def __init__(self, output: Output) -> None:
         self._output, self._selector = output, selectors.DefaultSelector()
-        self._open = 0
+        self._all_written = False
         self._thread: threading.Thread | None = None
 
     def read(self, rank: int, process: subprocess.Popen[bytes]) -> None:
@@ -182,13 +182,23 @@ class _OutputReader:
 
     def close(self) -> None:
         """Hand on what is left, once the ranks have ended."""
+        self._all_written = True
         if self._thread is not None:
-            self._thread.join(_OUTPUT_GRACE_S)  # longer only where a process of another session holds the pipe
+            self._thread.join(_OUTPUT_GRACE_S)  # so long only where a process of another session still writes
 
     def _run(self) -> None:
-        while self._selector.get_map():
-            for key, _ in self._selector.select(timeout=0.1):
+        while self._selector.get_map() or not self._all_written:
+            last = self._all_written  # asked before looking: what comes in between is seen the next time
+            for key, _ in (found := self._selector.select(timeout=0.1)):
                 self._read_some(*key.data)
+            if last and not found:  # a process of another session holds the other ends
+                break
+        for key in list(self._selector.get_map().values()):
+            self._close(key.data[0])
+
+    def _close(self, pipe: IO[bytes]) -> None:
+        self._selector.unregister(pipe)
+        pipe.close()
 
     def _read_some(self, pipe: IO[bytes], rank: int, name: str, begun: bytearray) -> None:
         begun += (chunk := os.read(pipe.fileno(), 65536))
@@ -199,8 +209,7 @@ class _OutputReader:
         for line in lines:
             self._output(rank, name, bytes(line))
         if not chunk:
-            self._selector.unregister(pipe)
-            pipe.close()
+            self._close(pipe)
 
 
 def memory_kills(root: Path = Path("/")) -> int | None:

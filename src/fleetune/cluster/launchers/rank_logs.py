@@ -34,7 +34,7 @@ class RankLogs:
     def take(self, host: str, rank: int, stream: str, line: str) -> None:
         """Write a rank's line to its file, and rank 0's to the terminal too."""
         if rank == 0:
-            _show(line, sys.stdout if stream == "out" else sys.stderr)
+            show(line, sys.stdout if stream == "out" else sys.stderr)
         if stream == "err":
             self._last.setdefault(rank, collections.deque(maxlen=_TAIL)).append(line)
         with contextlib.suppress(OSError):  # a full disk here is no reason to end the run: rank 0 will say so
@@ -61,7 +61,7 @@ class RankLogs:
         return self._files[path.name]
 
 
-def _show(line: str, stream: IO[str]) -> None:
+def show(line: str, stream: IO[str]) -> None:
     """Print a line, unless its reader has gone, as in `fleetune ... | head`: the run goes on, its files have all."""
     try:
         print(line, file=stream, flush=True)

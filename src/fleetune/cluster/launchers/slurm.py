@@ -22,7 +22,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleetune.cluster.job import AS_RANK, Job, holds_secret, logs_folder, shown, shown_words, stops_on_usr1, told_ranks
+from fleetune.cluster.job import (
+    AS_RANK,
+    Job,
+    holds_secret,
+    logs_folder,
+    shown,
+    shown_words,
+    stop_notice,
+    stops_on_usr1,
+    told_ranks,
+)
 from fleetune.cluster.launchers.supervised import Failure, Program, run_program
 from fleetune.cluster.meeting import own_address, split_ports
 from fleetune.cluster.network import addresses_of, own_addresses
@@ -57,6 +67,7 @@ class SrunPlan:
     network: str | None
     ports: range
     passes_on: Mapping[signal.Signals, signal.Signals] = field(repr=False)
+    stop_notice: str = field(repr=False)
 
     def __str__(self) -> str:
         lines = [f"export {name}={shlex.quote(value)}" for name, value in shown(self.variables).items()]
@@ -165,6 +176,7 @@ def plan_srun(
         passes_on=dict.fromkeys(
             (signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIGUSR1 if stops_on_usr1(job) else signal.SIGTERM
         ),
+        stop_notice=stop_notice(job.command),
     )
 
 
@@ -187,6 +199,7 @@ def run_srun(plan: SrunPlan) -> int:
             pass_on=plan.passes_on,
             force=(signal.SIGTERM,),
             failures=srun_failures,
+            stop_notice=plan.stop_notice,
         )
         return run_program(program, outputs)
 

@@ -59,6 +59,8 @@ class Program:
     """What makes the program end its ranks at once."""
     failures: Callable[[str, RankOutputs], Sequence[Failure]]
     """From what the program said: the ranks that failed, the first one first."""
+    stop_notice: str
+    """What the user is told when the ranks are asked to stop."""
 
 
 def run_program(program: Program, outputs: RankOutputs) -> int:
@@ -99,7 +101,7 @@ class _Watch:
     def on_signal(self, number: signal.Signals) -> None:
         if self._asked is None:
             self._asked = number
-            say("stopping after the current step; press Ctrl-C again to end at once")
+            say(self._program.stop_notice)
             self._send(self._program.pass_on[number])
         elif number != signal.SIGHUP and self._forced is None:  # a closed terminal is told twice
             self._forced = number
