@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -109,3 +110,37 @@ def test_ray_trains_the_model_that_one_process_trains(
     expected = load_file(one / "model.safetensors")
     for name, value in load_file(tmp_path / "three" / "model.safetensors").items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=2e-5, err_msg=name)
+
+
+OWN_TRAINER = """
+import json, sys
+from ray.train import ScalingConfig
+from ray.train.torch import TorchTrainer
+
+def loop(settings):
+    from fleetune import RunConfig, finetune
+    finetune(RunConfig(**settings))
+
+scaling = ScalingConfig(num_workers=3, resources_per_worker={"CPU": 1}, placement_strategy="STRICT_SPREAD")
+TorchTrainer(loop, train_loop_config=json.loads(sys.argv[1]), scaling_config=scaling).fit()
+"""
+
+
+@pytest.mark.slow
+def test_finetune_in_a_trainer_of_the_users_own(
+    cluster: tuple[Lab, dict[str, str]], train: Train, tiny_data: TinyData, tiny_model_with_dropout: Path,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    lab, environ = cluster
+    one = train("one", model=tiny_model_with_dropout, per_device_train_batch_size=33, max_steps=3)
+    settings = {
+        "model": tiny_model_with_dropout, "train_file": tiny_data.train, "validation_file": tiny_data.validation,
+        "output_dir": tmp_path / "three", "learning_rate": 1e-3, "scale_lr": "none", "logging_steps": 1, "threads": 1,
+        "report_to": "none", "per_device_train_batch_size": 11, "cache_dir": tmp_path / "cache", "max_steps": 3,
+    }  # fmt: skip
+    (tmp_path / "own.py").write_text(OWN_TRAINER)
+    told = json.dumps({name: str(value) if isinstance(value, Path) else value for name, value in settings.items()})
+    result = lab.hosts[0].run([sys.executable, "own.py", told], env=environ, cwd=tmp_path, timeout=240)
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+    np.testing.assert_allclose(losses_of(tmp_path / "three"), losses_of(one), rtol=2e-5)
+    assert json.loads((tmp_path / "three" / "record.json").read_text())["plan"]["processes"] == 3
