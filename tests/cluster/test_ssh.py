@@ -233,6 +233,23 @@ def test_a_run_from_a_machine_that_takes_no_part(launch: Callable[..., Run], lab
     assert where in lines
 
 
+def test_a_jump_host_and_connections_that_are_shared(launch: Callable[..., Run], lab: Lab, tmp_path: Path) -> None:
+    """As a user's ~/.ssh/config has them: node3 is reached by way of node2, and connections stay open for the next."""
+    original = lab["node1"].run(["cat", "/etc/ssh/ssh_config"]).stdout
+    shared = "ControlMaster auto\nControlPath /run/to-%C\nControlPersist 60\n"
+    (tmp_path / "config").write_text(f"Host node3\nProxyJump node2\nHost *\n{shared}{original}")
+    (tmp_path / "tell.py").write_text("import os; print(os.environ['RANK'], os.environ['SSH_CONNECTION'])")
+    with hidden(lab["node1"], Path("/etc/ssh/ssh_config"), tmp_path / "config"):
+        for _ in range(2):  # the second finds the connections of the first
+            status, lines = launch("launch", "--hosts", "node2,node3", "tell.py").end()
+            assert status == 0, lines
+            came_from = (tmp_path / "logs" / "node3.1.log").read_text().split()[1]
+            assert came_from == lab["node2"].address
+        assert lab["node1"].run(["sh", "-c", "ls /run/to-* | wc -l"]).stdout.strip() == "2"
+        for name in ("node3", "node2"):
+            lab["node1"].run(["ssh", "-O", "exit", name]).check_returncode()
+
+
 def test_a_host_name_that_means_loopback_does_no_harm(lab: Lab, loop: Callable[..., Run], tmp_path: Path) -> None:
     """As Debian's /etc/hosts has it: the host's own name is 127.0.1.1."""
     names = lab["node1"].run(["cat", "/etc/hosts"]).stdout
