@@ -18,7 +18,7 @@ from tests.conftest import REPOSITORY, environment
 SOURCE = REPOSITORY / "src"
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "sklearn", "pyarrow", "datasets")
 
-LIGHT = ("config", "errors", "files", "cluster", "hardware", "cost", "report", "doctor", "cli")
+LIGHT = ("config", "errors", "files", "cluster", "hardware", "cost", "report", "doctor", "bench", "cli")
 """Rooms of the law; those that do not exist yet are part of it from their first module on."""
 MAY_BE_HEAVY = ("fleetune.hardware.probes",)
 
@@ -39,7 +39,8 @@ BELOW: dict[str, set[str]] = {
         *("errors", "files", "config", "hardware", "report", "cluster", "comm", "data", "kernels", "model"),
         "evaluate",
     },
-    "cli": {"errors", "files", "config", "hardware", "report", "cluster", "data", "doctor"},
+    "bench": {"errors", "files", "config", "hardware", "report", "cluster"},
+    "cli": {"errors", "files", "config", "hardware", "report", "cluster", "data", "doctor", "bench"},
     "__main__": {"cli"},
     "__init__": set(),
 }

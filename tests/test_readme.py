@@ -115,6 +115,15 @@ def test_the_doctor_command(workplace: Path) -> None:
     assert "cpu" in result.stdout.lower()
 
 
+def test_bench_and_report_commands(workplace: Path) -> None:
+    """With fewer steps and rounds than the README has."""
+    bench, report = (next(c for c in COMMANDS if c.startswith(f"fleetune {verb}")) for verb in ("bench", "report"))
+    told = run(bench.replace("--steps 50 --repeat 3", "--steps 2 --repeat 1 --threads 1"), workplace)
+    assert "| 2 processes |" in told
+    assert "out/report.html" in run(report, workplace)
+    assert (workplace / "out" / "report.html").stat().st_size > 10_000
+
+
 def test_the_kernels_command(workplace: Path) -> None:
     (command,) = (c for c in COMMANDS if "build-kernels" in c)
     assert "libfleetune.so" in run(command, workplace)

@@ -17,6 +17,8 @@ COMMANDS = {
     "launch": "run any training script as ranks, here or on several hosts",
     "plan": "what a run would make of this host: ranks, threads, cores, memory, and why",
     "doctor": "what would go wrong on this machine, or on the hosts of a cluster, and how to mend it",
+    "bench": "measure one job on several sizes: speed-up, accuracy, bytes and money, with their spread",
+    "report": "tables and a page from the records of runs, and whether they are worse than a baseline",
     "env": "facts of this host, for a bug report",
     "demo": "fine-tune the built-in example from start to finish",
     "setup": "copy this Python environment to the hosts of a cluster, and compile the kernels there",

@@ -108,6 +108,11 @@ def known_before(config: RunConfig, processes: int) -> list[tuple[str, str]]:
     ]
 
 
+def scaled_rate(config: RunConfig, processes: int) -> float:
+    """The peak learning rate of so many processes."""
+    return config.learning_rate * _LR_SCALES[config.scale_lr](processes)
+
+
 def _batch_words(processes: int, micro_batch_size: int, accumulation: int) -> str:
     total = processes * micro_batch_size * accumulation
     words = f"{total} examples = {_counted(processes, 'process', 'processes')} x {micro_batch_size}"
@@ -157,7 +162,7 @@ def make_plan(
         lr_scheduler=config.lr_scheduler_type,
         base_learning_rate=config.learning_rate,
         scale_lr=config.scale_lr,
-        learning_rate=config.learning_rate * _LR_SCALES[config.scale_lr](processes),
+        learning_rate=scaled_rate(config, processes),
         unpadded=unpadded,
         dtype=dtype,
         kernels=kernels,

@@ -94,7 +94,7 @@ def run_rank(config: RunConfig, info: RankInfo | None, place: Place | None = Non
         run = prepare(config, ranks, threads, record, terminal)
         for line in [*run.plan.lines(), *run.updates.lines(), *host_lines(place)]:
             terminal.say(line)
-        record.plan["host"] = None if place is None else place.plan.to_dict()
+        record.plan |= {"host": None if place is None else place.plan.to_dict(), "exchange": run.updates.lines()}
         resume(run)
         ranks.on_first(lambda: make_room(run))
         try:

@@ -1,0 +1,1 @@
+"""Repeated, measured runs: which sizes, in which order, each as a process of its own. Imports no torch."""
