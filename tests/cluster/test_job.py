@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from fleetune.cluster.job import SETTINGS_VARIABLE, as_words, fleetune_job, forwarded, script_job, shown, shown_words
+from fleetune.cluster.job import (
+    ON_CPU,
+    SETTINGS_VARIABLE,
+    as_words,
+    fleetune_job,
+    forwarded,
+    script_job,
+    shown,
+    shown_words,
+)
 from fleetune.config import RunConfig
 from fleetune.config.load import read_config_file
 
@@ -59,7 +68,7 @@ def test_flags_that_hold_secrets(words: list[str], expected: list[str]) -> None:
 def test_a_job_does_not_print_its_environment() -> None:
     job = script_job(["a.py", "--x"], SECRETS, processes=2)
     assert "secret" not in repr(job)
-    assert dict(job.environ) == SECRETS
+    assert dict(job.environ) == {**SECRETS, **ON_CPU}
     assert job.shown_environ() == shown(SECRETS)
     assert (job.processes, job.timeout_s, job.cwd) == (2, 60, Path.cwd())
 

@@ -30,7 +30,7 @@ import json, os, sys
 import torch
 from accelerate import Accelerator
 from transformers import AutoModelForSequenceClassification
-accelerator = Accelerator(cpu=True)
+accelerator = Accelerator()
 torch.manual_seed(3)
 model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], num_labels=2)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

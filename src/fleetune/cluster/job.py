@@ -17,6 +17,8 @@ from fleetune.config.load import IN_ENVIRONMENT
 
 AS_RANK = ("-m", "fleetune.cluster.as_rank", "--")
 """What Python is told before a job's command, where the launcher or the command is not our own."""
+ON_CPU = {"ACCELERATE_USE_CPU": "true"}
+"""Without it, where there is no GPU, accelerate's `Accelerator()` takes each rank for the only one: all train alone."""
 SETTINGS_VARIABLE = "FLEETUNE_SETTINGS"
 """Holds the settings of a run as JSON, for hosts that have no file of the head's."""
 
@@ -89,8 +91,8 @@ def script_job(words: Sequence[str], environ: Mapping[str, str], **how: Any) -> 
     """
     is_python = words[0] == "-m" or words[0].endswith(".py")
     return Job(
-        command=((sys.executable, *words) if is_python else tuple(words)), environ=forwarded(environ), cwd=Path.cwd(),
-        **how,
+        command=((sys.executable, *words) if is_python else tuple(words)),
+        environ={**ON_CPU, **forwarded(environ)}, cwd=Path.cwd(), **how,
     )  # fmt: skip
 
 

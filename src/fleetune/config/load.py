@@ -85,20 +85,33 @@ def read_config_file(path: Path) -> dict[str, Any]:
         if (text := os.environ.get(str(path).removeprefix(IN_ENVIRONMENT))) is None:
             raise ConfigError(f"--config {path}: no such environment variable")
         return dict(json.loads(text))
+    return _flatten(read_mapping(path, "--config"), path)
+
+
+def read_mapping(path: Path, flag: str) -> dict[str, Any]:
+    """Names and values of a TOML, YAML or JSON file, as they stand there.
+
+    Args:
+        path: Of the file.
+        flag: Which flag named it, for messages.
+
+    Raises:
+        ConfigError: The file is missing, of another kind, or cannot be parsed (with the parser's place).
+    """
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        raise ConfigError(f"--config {path}: a .toml, .yaml or .json file is expected")
+        raise ConfigError(f"{flag} {path}: a .toml, .yaml or .json file is expected")
     try:
         content = reader(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        raise ConfigError(f"--config {path}: there is no such file") from None
+        raise ConfigError(f"{flag} {path}: there is no such file") from None
     except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror or error}") from error
+        raise ConfigError(f"{flag} {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise ConfigError(f"--config {path}: {error}") from error
+        raise ConfigError(f"{flag} {path}: {error}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"--config {path}: names with values are expected, not {type(content).__name__}")
-    return _flatten(content, path)
+        raise ConfigError(f"{flag} {path}: names with values are expected, not {type(content).__name__}")
+    return content
 
 
 def to_toml(config: RunConfig) -> str:
