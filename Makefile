@@ -44,6 +44,7 @@ bench: $(TOOLS)
 	$(BIN)/python -m benchmarks.train_speed --size bert-base --rounds 4 --steps 2 --profile_steps 1
 	$(BIN)/python -m benchmarks.train_speed --lengths squad --rounds 5 --steps 2 --profile_steps 1
 	$(BIN)/python -m benchmarks.train_memory
+	$(BIN)/python -m benchmarks.tuning
 	$(BIN)/python -m benchmarks.predict_speed
 	$(BIN)/python -m benchmarks.data_memory
 

@@ -44,7 +44,11 @@ def test_every_setting_is_a_flag_with_each_of_its_names(field: dataclasses.Field
     values = {"learning_rate": "2e-5", "problem_type": "auto", "on_bad_row": "skip", "scale_lr": "sqrt",
              "lr_scheduler_type": "cosine", "eval_strategy": "no", "save_strategy": "no", "report_to": "none",
              "warmup_ratio": "0.5", "adam_beta1": "0.5", "adam_beta2": "0.5", "bf16": "auto",
-             "grad_dtype": "bfloat16", "launcher": "slurm"}  # fmt: skip
+             "grad_dtype": "bfloat16", "launcher": "slurm", "freeze": "layers:7", "layerwise_lr_decay": "0.5",
+             "label_smoothing_factor": "0.5", "early_stopping_threshold": "0",
+             # what means nothing without --lora_r
+             "lora_alpha": "none", "lora_dropout": "0", "lora_target_modules": "none",
+             "lora_merge": "false"}  # fmt: skip
     value = values.get(field.name)
     if value is None:
         value = "true" if "bool" in str(field.type) else "7"

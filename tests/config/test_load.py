@@ -31,6 +31,10 @@ OTHER: dict[str, Any] = {
     "label_delimiter": "|", "version_2_with_negative": True, "doc_stride": 64, "n_best_size": 5,
     "max_answer_length": 15, "null_score_diff_threshold": -1.5,
     "hosts": ("node1", "node[2-4]"), "hostfile": Path("hosts"), "launcher": "mpirun", "num_hosts": 4,
+    "base_model": "b", "freeze": None, "lora_r": 3, "lora_alpha": 4.5, "lora_dropout": 0.3, "lora_merge": True,
+    "lora_target_modules": ("query", "output.dense"), "layerwise_lr_decay": 0.9, "label_smoothing_factor": 0.1,
+    "class_weights": ("1", "2.5"), "gradient_checkpointing": True, "early_stopping_patience": None,
+    "early_stopping_threshold": 0.0,
     "network": "10.0.0.0/8", "port_range": "29500-29510", "timeout_s": 9,
 }  # fmt: skip
 """For every setting a value that is not its default."""
@@ -52,7 +56,9 @@ def problem_of(path: Path) -> str:
     return problem
 
 
-EXCLUDING = ("load_best_model_at_end", "local_steps")
+EXCLUDING = (
+    "load_best_model_at_end", "local_steps", "freeze", "early_stopping_patience", "early_stopping_threshold",
+)  # fmt: skip
 
 
 def test_other_names_every_setting() -> None:
@@ -65,7 +71,18 @@ def test_other_names_every_setting() -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [RunConfig(), RunConfig(**OTHER), RunConfig(load_best_model_at_end=True, greater_is_better=True, seed=3)],
+    [
+        RunConfig(),
+        RunConfig(**OTHER),
+        RunConfig(
+            load_best_model_at_end=True,
+            greater_is_better=True,
+            seed=3,
+            early_stopping_patience=2,
+            early_stopping_threshold=0.5,
+            freeze=("embeddings", "layers:2"),
+        ),
+    ],
     ids=["defaults", "all other", "best"],
 )
 def test_toml_is_read_back_as_it_was(config: RunConfig, tmp_path: Path) -> None:
@@ -75,7 +92,7 @@ def test_toml_is_read_back_as_it_was(config: RunConfig, tmp_path: Path) -> None:
 def test_toml_lists_every_setting_under_its_group() -> None:
     tables = tomllib.loads(to_toml(RunConfig(**OTHER)))
     assert list(tables) == ["data", "model", "training", "evaluation", "output", "run", "cluster"]
-    assert {name for table in tables.values() for name in table} == set(OTHER)
+    assert {name for table in tables.values() for name in table} == set(OTHER) - {"freeze", "early_stopping_patience"}
     assert tables["training"]["learning_rate"] == OTHER["learning_rate"]
     assert "# max_steps =" in to_toml(RunConfig())
 

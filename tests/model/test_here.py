@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from fleetune.config import RunConfig
 from fleetune.errors import ModelError
+from fleetune.model.adapter_folder import base_of
 from fleetune.model.here import _MODEL, _TOKENIZER, _find
 from tests.conftest import Train, fleetune, read_json
 
@@ -30,6 +32,24 @@ def test_the_files_that_are_read(tiny_model: Path, tmp_path: Path) -> None:
     assert "model.safetensors" not in _find(config, str(folder), "tokenizer", _TOKENIZER)[1]
     (folder / "model.safetensors").unlink()
     assert "pytorch_model.bin" in _find(config, str(folder), "model", _MODEL)[1]
+
+
+def test_the_files_of_an_adapter_and_of_its_model(tiny_model: Path, tmp_path: Path) -> None:
+    names = ("adapter_config.json", "adapter_model.safetensors", "adapter_head.json", "README.md")
+    for name in names:
+        (tmp_path / name).touch()
+    told = {"peft_type": "LORA", "base_model_name_or_path": str(tiny_model)}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(told))
+    config = RunConfig(model=str(tmp_path))
+    assert _find(config, str(tmp_path), "model", _MODEL) == (tmp_path, sorted(names[:3]))
+    assert base_of(config) == str(tiny_model)
+    assert base_of(config.replace(base_model="somewhere/else")) == "somewhere/else"
+    (tmp_path / "adapter_model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"an adapter_config.json and no adapter_model.safetensors"):
+        _find(config, str(tmp_path), "model", _MODEL)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match="is not as peft writes it"):
+        _find(config, str(tmp_path), "model", _MODEL)
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ READING = frozenset({
 """Settings of the run that also hold for new data."""
 
 RUNNING = frozenset({
-    "overwrite_cache", "model_revision", "per_device_eval_batch_size", "bf16", "processes", "threads", "ddp_timeout",
-    *CLUSTER,
+    "overwrite_cache", "model_revision", "per_device_eval_batch_size", "bf16", "base_model", "processes",
+    "threads", "ddp_timeout", *CLUSTER,
 })  # fmt: skip
 EVALUATING = SOURCE | READING | RUNNING | {"max_eval_samples"}
 PREDICTING = READING - {"label_column_name", "label_delimiter", "problem_type"} | RUNNING | {"max_predict_samples"}

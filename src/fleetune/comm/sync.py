@@ -98,6 +98,8 @@ class GradientSync:
         self._places: dict[nn.Parameter, Tensor] = {}
         self._missing = [0] * len(cuts)
         self._is_last = False
+        self.bytes_packed = 0
+        """Of this rank's gradients in all updates so far, as float32: what is added up over ranks."""
         for parameter in self._bucket_of:
             parameter.register_post_accumulate_grad_hook(self._on_gradient)
         self._failure: BaseException | None = None
@@ -142,7 +144,9 @@ class GradientSync:
         if rows is not None:
             self._rows = rows
         for number, (bucket, pieces) in enumerate(zip(self._buckets, self._pieces, strict=True)):
-            space = bucket.begin(sum(self._count(piece.parameter) for piece in pieces))
+            count = sum(self._count(piece.parameter) for piece in pieces)
+            self.bytes_packed += 4 * count
+            space = bucket.begin(count)
             for piece in pieces:
                 self._places[piece.parameter] = space[piece.begin : piece.begin + self._count(piece.parameter)]
             self._missing[number] = len(pieces)

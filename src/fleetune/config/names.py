@@ -26,6 +26,7 @@ ALIASES = {
     "nproc_per_node": "processes",
     "num_processes": "processes",
     "resume": "resume_from_checkpoint",
+    "activation_checkpointing": "gradient_checkpointing",
 }
 """Alias -> name of the field."""
 
@@ -94,8 +95,6 @@ RETIRED: dict[str, Retired] = {
     "include_inputs_for_metrics": _flag("metrics are those of the task"),
     "torch_compile": _flag("eager mode is used: on CPUs it measured no slower"),
     "push_to_hub": _unsupported("uploading to the hub"),
-    "label_smoothing_factor": _unsupported("label smoothing", "0", "0.0"),
-    "gradient_checkpointing": _unsupported("gradient checkpointing"),
     "run_name": Retired(says="a run is named by its output folder"),
     "logging_first_step": _flag("the log is written every --logging_steps updates"),
     "log_level": Retired(says="fleetune says what matters, once"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from fleetune.config.tuning import tuning_problems
 from fleetune.config.values import BadValue, coerce, field_types
 from fleetune.errors import ConfigError
 
@@ -70,6 +71,13 @@ class RunConfig:
     tokenizer_name: str | None = setting(None, "model", "folder or hub name of the tokenizer; none: the model's own")
     model_revision: str = setting("main", "model", "branch, tag or commit on the hub")
     trust_remote_code: bool = setting(False, "model", "run Python code that a hub repository ships")
+    base_model: str | None = setting(None, "model", "folder or hub name of the model that the adapter in --model was trained on; none: what its adapter_config.json says")
+    freeze: tuple[str, ...] | None = setting(None, "model", "what of the encoder does not learn: embeddings, layers:N for the N lowest layers, or both, separated by a comma")
+    lora_r: int | None = setting(None, "model", "rank of low-rank updates (LoRA): of the encoder, they alone learn; the output is an adapter as peft writes it", at_least=1)
+    lora_alpha: float | None = setting(None, "model", "the updates are multiplied by lora_alpha / lora_r; none: 8, as in peft", above=0)
+    lora_dropout: float = setting(0.0, "model", "dropout of what the updates read", at_least=0, below=1)
+    lora_target_modules: tuple[str, ...] | None = setting(None, "model", "linear layers of the encoder that get an update, by the end of their names, or all-linear; none: those of queries and values")
+    lora_merge: bool = setting(False, "model", "add the updates to the weights at the end, so that the output is a whole model")
 
     learning_rate: float = setting(2e-5, "training", "peak learning rate of one process, before --scale_lr", above=0)
     scale_lr: Literal["linear", "sqrt", "none"] = setting("linear", "training", "how the learning rate grows with the number of processes")
@@ -84,6 +92,10 @@ class RunConfig:
     adam_beta1: float = setting(0.9, "training", "AdamW's decay of the first moment", at_least=0, below=1)
     adam_beta2: float = setting(0.999, "training", "AdamW's decay of the second moment", at_least=0, below=1)
     adam_epsilon: float = setting(1e-8, "training", "AdamW's epsilon", above=0)
+    layerwise_lr_decay: float = setting(1.0, "training", "factor of the learning rate from each part of the model to the one below it: head, layers from the last to the first, embeddings", above=0, at_most=1)
+    label_smoothing_factor: float = setting(0.0, "training", "share of the label that is spread evenly over all classes", at_least=0, below=1)
+    class_weights: tuple[str, ...] | None = setting(None, "training", "weights of the classes in the loss: a number for each label, in the order of the labels, or balanced: inverse to how often each occurs")
+    gradient_checkpointing: bool = setting(False, "training", "keep each layer's input alone, and compute the layer again in backward: less memory, more time")
     max_grad_norm: float = setting(1.0, "training", "gradients are scaled down to this global norm; 0 turns it off", at_least=0)
     bf16: Literal["false", "true", "auto"] = setting("false", "training", "compute in bfloat16 with float32 master weights; auto: where the CPU has units for it and a short probe finds it faster")
     seed: int = setting(42, "training", "decides the order of the data, the dropout and the new head's weights", at_least=0)
@@ -99,6 +111,8 @@ class RunConfig:
     load_best_model_at_end: bool = setting(False, "evaluation", "keep the weights of the best evaluation instead of the last")
     metric_for_best_model: str | None = setting(None, "evaluation", "metric that decides what is best; none: the task's own")
     greater_is_better: bool | None = setting(None, "evaluation", "whether more of that metric is better; none: no for losses and errors")
+    early_stopping_patience: int | None = setting(None, "evaluation", "stop after so many evaluations in a row that are no better than the best before", at_least=1)
+    early_stopping_threshold: float = setting(0.0, "evaluation", "an evaluation is better if its metric is so by more than this", at_least=0)
 
     output_dir: Path | None = setting(None, "output", "folder for the model, the checkpoints and the reports")
     overwrite_output_dir: bool = setting(False, "output", "replace the run that the output folder holds")
@@ -173,6 +187,7 @@ def _contradictions(config: RunConfig) -> list[str]:
         problems.append(f"--text_column_names names {len(config.text_column_names)} columns: one or two are expected")
     if config.load_best_model_at_end:
         problems += _best_model_problems(config)
+    problems += tuning_problems(config)
     if config.local_steps > 1 and config.grad_dtype != "float32":
         problems.append(
             f"--local_steps {config.local_steps} averages weights, which --grad_dtype {config.grad_dtype} would round: give one of the two"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from transformers.activations import FastGELUActivation, GELUActivation, GELUTanh, NewGELUActivation
 
-from fleetune.kernels.activation import ERF, TANH, geglu, gelu_linear
+from fleetune.kernels.activation import ERF, TANH, geglu, gelu, gelu_linear
 from fleetune.kernels.linear import linear
 
 _KINDS: dict[type[nn.Module], int] = {
@@ -21,6 +21,13 @@ def gelu_kind(activation: nn.Module) -> int | None:
     """Which GELU an activation is; None for another function."""
     kind = _KINDS.get(type(activation))
     return TANH if kind is not None and getattr(activation, "approximate", "none") == "tanh" else kind
+
+
+def activated(x_RF: Tensor, activation: nn.Module) -> Tensor:
+    """The activation of the input, through the fused kernel where there is one."""
+    kind = gelu_kind(activation)
+    y_RF: Tensor = activation(x_RF) if kind is None else gelu(x_RF, kind)
+    return y_RF
 
 
 def activated_linear(x_RF: Tensor, activation: nn.Module, layer: nn.Linear) -> Tensor:

@@ -28,6 +28,11 @@ class Site(IntEnum):
     HEAD = 5
     FEED_FORWARD = 6
     """What a gated feed-forward gives to its last product."""
+    LORA_QKV = 7
+    """What low-rank updates read, of queries, keys and values, and of the other linear layers."""
+    LORA_ATTENTION_OUTPUT = 8
+    LORA_UP = 9
+    LORA_DOWN = 10
 
 
 Place = tuple[int, Site]

@@ -24,12 +24,14 @@ from fleetune.kernels.dropout import dropout_rows
 from fleetune.kernels.embedding import embed
 from fleetune.kernels.layer import LayerSettings, encoder_layer
 from fleetune.kernels.linear import lay_together, linear
+from fleetune.kernels.low_rank import low_rank_linear
 from fleetune.kernels.norm import add_norm, add_then_norm
-from fleetune.kernels.random import NO_DROPOUT, row_keys
-from fleetune.model.activations import activated_linear, gated, gelu_kind
+from fleetune.kernels.random import NO_DROPOUT, Dropout, row_keys
+from fleetune.model.activations import activated, activated_linear, gated, gelu_kind
+from fleetune.model.adapter import Adapter
 from fleetune.model.draws import NO_DRAWS, Draws, Site, drawn_seed
 from fleetune.model.families import Family, part
-from fleetune.model.parts import EncoderParts
+from fleetune.model.parts import EncoderParts, LayerParts
 from fleetune.model.places import Scene
 from fleetune.model.rates import dropout_rates
 
@@ -49,6 +51,10 @@ class FlatEncoder:
     def __init__(self, backbone: Any, family: Family, dtype: torch.dtype = torch.float32) -> None:
         self._parts = EncoderParts.of(backbone, family)
         self.dtype = dtype
+        self.adapter: Adapter | None = None
+        """Low-rank updates of the layers' linear ones."""
+        self.recomputes = False
+        """Whether a layer is computed again in backward, in place of being kept."""
         self.before_stage: Callable[[int], None] = lambda stage: None
         """Told before the embeddings (0), each layer (from 1) and what comes after them are computed."""
 
@@ -101,7 +107,8 @@ class FlatEncoder:
         """Layer `number`, from 1; computed again in backward where the model was told so."""
         self.before_stage(number)
         module = self._parts.modules[number - 1]
-        if module.training and getattr(module, "gradient_checkpointing", False) and torch.is_grad_enabled():
+        again = self.recomputes or getattr(module, "gradient_checkpointing", False)
+        if again and module.training and torch.is_grad_enabled():
             return checkpoint(layer, x_TD, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-any-return]
         return layer(x_TD)  # type: ignore[no-any-return]
 
@@ -125,7 +132,7 @@ class FlatEncoder:
         if self._is_one_operation(number, x_TD, scene):
             return self._whole_layer(number, x_TD, scene, draws)
         dropout = draws.at(number, Site.ATTENTION)
-        qkv, bias = self._qkv(number, x_TD, scene), scene.bias
+        qkv, bias = self._qkv(number, x_TD, scene, draws), scene.bias
         sequences = self._sequences(
             scene.batch.boundaries, scene.cu_k, self._parts.num_heads, self._parts.reaches[number - 1].window
         )
@@ -142,7 +149,18 @@ class FlatEncoder:
         parts = self._parts
         if scene.keys is not None or parts.family.norms_first or parts.knows_places(number):
             return False
-        return parts.layers[number - 1].is_one_operation(x_TD)
+        layer = parts.layers[number - 1]
+        return not self._is_updated(*layer.linears) and layer.is_one_operation(x_TD)
+
+    def _is_updated(self, *linears: nn.Linear) -> bool:
+        """Whether one of the layers has a low-rank update."""
+        return self.adapter is not None and any(self.adapter.of(layer) is not None for layer in linears)
+
+    def _linear(self, x_RI: Tensor, *layers: nn.Linear, dropout: Dropout) -> Tensor:
+        """Linear layers with their updates, if they have any; the dropout is of what the updates read."""
+        if self.adapter is None or not self._is_updated(*layers):
+            return linear(x_RI, *layers)
+        return low_rank_linear(x_RI, layers, [self.adapter.of(layer) for layer in layers], dropout)
 
     def _whole_layer(self, number: int, x_TD: Tensor, scene: Scene, draws: Draws) -> Tensor:
         """A layer in one operation: the same arithmetic as in its parts, without the calls between them."""
@@ -157,19 +175,19 @@ class FlatEncoder:
         )  # fmt: skip
         return encoder_layer(x_TD, layer.linears, (norms[0], norms[1]), settings)
 
-    def _qkv(self, number: int, x_TD: Tensor, scene: Scene) -> Tensor:
+    def _qkv(self, number: int, x_TD: Tensor, scene: Scene, draws: Draws) -> Tensor:
         """Queries, keys and values of all tokens, side by side (T, 3 D)."""
         layer, rotation = self._parts.layers[number - 1], self._parts.reaches[number - 1].rotation
         if self._parts.family.norms_first:
             x_TD = _normed(x_TD, layer.attention_norm)
-        qkv = linear(x_TD, *layer.qkv)
+        qkv = self._linear(x_TD, *layer.qkv, dropout=draws.at(number, Site.LORA_QKV))
         return qkv if rotation is None else rotate(qkv, *scene.turns[rotation], 2 * self._parts.num_heads)
 
     def _last_layer(self, x_TD: Tensor, *, scene: Scene, draws: Draws) -> Tensor:
         """The last layer for the first tokens only (B, D)."""
         number, first = self.num_layers, scene.batch.first_token
-        first_BD = x_TD[first]
-        if self._parts.family.norms_first or self._parts.knows_places(number):
+        first_BD, parts = x_TD[first], self._parts
+        if parts.family.norms_first or parts.knows_places(number) or self._is_updated(*parts.layers[number - 1].qkv):
             attended_BD = self._attend_first_by_keys(number, x_TD, scene, draws)
         else:
             attended_BD = self._attend_first(number, first_BD, x_TD, scene.batch, draws)
@@ -178,7 +196,7 @@ class FlatEncoder:
     def _attend_first_by_keys(self, number: int, x_TD: Tensor, scene: Scene, draws: Draws) -> Tensor:
         """Attention of one query a sequence."""
         first = scene.batch.first_token
-        q_TD, k_TD, v_TD = self._qkv(number, x_TD, scene).chunk(3, dim=1)
+        q_TD, k_TD, v_TD = self._qkv(number, x_TD, scene, draws).chunk(3, dim=1)
         sequences = self._sequences(
             torch.arange(len(scene.batch) + 1),
             scene.cu_k,
@@ -211,7 +229,9 @@ class FlatEncoder:
                          rows: Tensor | None) -> Tensor:  # fmt: skip
         """The rest of a layer, for the rows that it is wanted for (None: all)."""
         layer = self._parts.layers[number - 1]
-        output, dropout = linear(attended, layer.attention_output), draws.at(number, Site.ATTENTION_OUTPUT, rows)
+        lora_dropout = draws.at(number, Site.LORA_ATTENTION_OUTPUT, rows)
+        output = self._linear(attended, layer.attention_output, dropout=lora_dropout)
+        dropout = draws.at(number, Site.ATTENTION_OUTPUT, rows)
         last_dropout = draws.at(number, Site.OUTPUT, rows)
         if self._parts.family.norms_first:
             normed, x = add_then_norm(output, residual, layer.output_norm, dropout)
@@ -222,10 +242,12 @@ class FlatEncoder:
 
     def _feed_forward(self, number: int, x: Tensor, draws: Draws, rows: Tensor | None) -> Tensor:
         layer = self._parts.layers[number - 1]
-        up = linear(x, layer.up)
-        if not self._parts.family.gated:
+        up = self._linear(x, layer.up, dropout=draws.at(number, Site.LORA_UP, rows))
+        if not self._parts.family.gated and not self._is_updated(layer.down):
             return activated_linear(up, layer.activation, layer.down)
-        return linear(dropout_rows(gated(up, layer.activation), draws.at(number, Site.FEED_FORWARD, rows)), layer.down)
+        middle = (gated if self._parts.family.gated else activated)(up, layer.activation)
+        middle = dropout_rows(middle, draws.at(number, Site.FEED_FORWARD, rows))
+        return self._linear(middle, layer.down, dropout=draws.at(number, Site.LORA_DOWN, rows))
 
     def _normed(self, x: Tensor) -> Tensor:
         """What is behind the last layer; its parameters are of the last layer's stage."""
@@ -285,6 +307,20 @@ class FlatClassifier(nn.Module):
         self._encoder = FlatEncoder(part(model, family.backbone), family)
         self._encoder.lay_together()
         self._step: tuple[int, int] | None = None
+        self.adapter: Adapter | None = None
+
+    def adapt(self, adapter: Adapter) -> None:
+        """Let the encoder compute with low-rank updates, whose parameters become this module's own."""
+        self.adapter = self._encoder.adapter = adapter
+
+    def recompute_layers(self) -> None:
+        """Compute each layer again in backward, in place of keeping what is in it."""
+        self._encoder.recomputes = True
+
+    @property
+    def parts(self) -> EncoderParts:
+        """The modules of the encoder."""
+        return self._encoder.parts
 
     def compute_in(self, dtype: torch.dtype) -> None:
         """Change what the encoder computes in."""
@@ -301,11 +337,17 @@ class FlatClassifier(nn.Module):
         """
         seen: set[nn.Parameter] = set()
         stages = []
-        for modules in (*self._encoder.parts.stages, [self.model]):
-            stage = [p for module in modules for p in module.parameters() if p not in seen]
-            stages.append(list(dict.fromkeys(stage)))
+        updates = [self._updates_of(layer) for layer in self.parts.layers]
+        for modules, own in zip((*self.parts.stages, [self.model]), ([], *updates, []), strict=True):
+            stage = [*(p for module in modules for p in module.parameters()), *own]
+            stages.append([p for p in dict.fromkeys(stage) if p not in seen])
             seen.update(stage)
         return stages
+
+    def _updates_of(self, layer: LayerParts) -> list[nn.Parameter]:
+        """The parameters of a layer's low-rank updates."""
+        found = [] if self.adapter is None else [self.adapter.of(module) for module in layer.linears]
+        return [p for update in found if update is not None for p in (update.down, update.up)]
 
     def before_stage(self, tell: Callable[[int], None]) -> None:
         """Have `tell` called with the number of each stage before forward comes to it."""
@@ -350,4 +392,6 @@ class FlatClassifier(nn.Module):
         seed, step = self._step or (drawn_seed(), 0)
         examples_T = torch.repeat_interleave(batch.example_ids, batch.boundaries.diff())
         rates = dropout_rates(part(self.model, self._family.backbone), self._family)
+        if self.adapter is not None:
+            rates |= self.adapter.dropout_rates(self._encoder.num_layers)
         return Draws(seed=seed, step=step, token_keys=row_keys(examples_T, batch.position_ids), rates=rates)

@@ -10,6 +10,7 @@ from fleetune.comm.folders import FolderContent, folder_here, own_cache
 from fleetune.comm.ranks import Ranks
 from fleetune.config import RunConfig
 from fleetune.errors import ModelError
+from fleetune.model.adapter_folder import ADAPTER_CONFIG, ADAPTER_HEAD, ADAPTER_WEIGHTS, base_of, is_adapter
 from fleetune.model.load import check_model_folder, reading
 
 _TOKENIZER = (
@@ -51,6 +52,11 @@ def with_model_here(config: RunConfig, ranks: Ranks, say: Callable[[str], None])
         return _find(config, model, "model", _MODEL)
 
     changes = {"model": str(folder_here("the model", ranks, find_model, keep_in, say))}
+    if is_adapter(changes["model"]):
+        changes["base_model"] = str(
+            folder_here("the adapter's model", ranks, lambda: _find(config, base_of(config), "model", _MODEL), keep_in,
+                        say)
+        )  # fmt: skip
     if tokenizer is not None:
         changes["tokenizer_name"] = str(
             folder_here("the tokenizer", ranks, lambda: _find(config, tokenizer, "tokenizer", _TOKENIZER), keep_in, say)
@@ -68,8 +74,14 @@ def _find(config: RunConfig, source: str, what: str, patterns: Sequence[str]) ->
     if not folder.is_dir():
         folder = _fetch(config, source, what, patterns)
     if what == "model":
-        patterns = (*patterns, *(_SAFE if _matching(folder, _SAFE) else _OLD))
+        patterns = (*patterns, *_weights(folder))
     return folder, _matching(folder, patterns)
+
+
+def _weights(folder: Path) -> Sequence[str]:
+    if is_adapter(folder):
+        return ADAPTER_CONFIG, ADAPTER_HEAD, ADAPTER_WEIGHTS
+    return _SAFE if _matching(folder, _SAFE) else _OLD
 
 
 def _matching(folder: Path, patterns: Sequence[str]) -> list[str]:

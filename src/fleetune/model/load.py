@@ -19,6 +19,9 @@ from fleetune.config import RunConfig
 from fleetune.data.tasks import Task
 from fleetune.data.tokens import TokenTable
 from fleetune.errors import ModelError
+from fleetune.model.adapter import Adapter
+from fleetune.model.adapter_files import describe_head, merge_into, read_adapter, write_adapter
+from fleetune.model.adapter_folder import adapter_files_of, base_of, is_adapter, read_adapter_config
 from fleetune.model.families import FAMILIES, find_family, why_padded
 from fleetune.model.flat import FlatClassifier
 from fleetune.model.heads import HEADS, Head, kind_of
@@ -53,6 +56,17 @@ class Classifier:
         return self.module.model
 
     @property
+    def adapter(self) -> Adapter | None:
+        """Low-rank updates beside the model, in training."""
+        return self.module.adapter if isinstance(self.module, FlatClassifier) else None
+
+    @property
+    def owner(self) -> nn.Module:
+        """What has all parameters that learn: the model, or the module that has its low-rank updates, too."""
+        model: nn.Module = self.hugging_face
+        return model if self.adapter is None else self.module
+
+    @property
     def num_labels(self) -> int:
         return int(self.hugging_face.config.num_labels)
 
@@ -80,15 +94,21 @@ def load_tokenizer(config: RunConfig) -> Any:
 
     source = config.tokenizer_name or config.model
     assert source is not None
-    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
+    if is_adapter(source) and not _has_tokenizer(Path(source)):
+        source = base_of(config)
+    if Path(source).is_dir() and not _has_tokenizer(Path(source)):
         raise ModelError(f"{source}: the folder holds no tokenizer ({', '.join(_TOKENIZER_FILES[:3])}, ...): "
                          "copy one there or name one with --tokenizer_name")  # fmt: skip
     with reading(source, "tokenizer"):
         return AutoTokenizer.from_pretrained(source, **_access(config))
 
 
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
+
+
 def load_model_config(config: RunConfig) -> Any:
-    """The Hugging Face config of the model.
+    """The Hugging Face config of the model; of an adapter, its model's with what is known of its head.
 
     Raises:
         ModelError: There is none, or it cannot be read.
@@ -97,8 +117,14 @@ def load_model_config(config: RunConfig) -> Any:
 
     assert config.model is not None
     check_model_folder(config.model)
-    with reading(config.model, "config"):
-        return AutoConfig.from_pretrained(config.model, **_access(config))
+    source = base_of(config)
+    if source != config.model:
+        check_model_folder(source)
+    with reading(source, "config"):
+        found = AutoConfig.from_pretrained(source, **_access(config))
+    if source != config.model:
+        describe_head(found, Path(config.model))
+    return found
 
 
 def check_model_folder(source: str) -> None:
@@ -111,6 +137,9 @@ def check_model_folder(source: str) -> None:
     if not folder.exists() and source.startswith((".", "/", "~")):
         raise ModelError(f"--model {folder}: there is no such folder")
     if folder.is_dir():
+        if is_adapter(folder):
+            read_adapter_config(folder)
+            return
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder}: no config.json: this is not a folder of a Hugging Face model")
         if not any((folder / name).is_file() for name in _WEIGHT_FILES):
@@ -152,12 +181,16 @@ def load_classifier(config: RunConfig, model_config: Any, task: Task, pad_token_
     keeps_head = keeps_head and kind_of(model_config) in (head.kind, None)
     _name_labels(model_config, names, head)
     torch.manual_seed(config.seed)
-    with reading(str(config.model), "weights"):
+    source = base_of(config)
+    with reading(source, "weights"):
         model, report = head.auto_class.from_pretrained(
-            config.model, config=model_config, output_loading_info=True, ignore_mismatched_sizes=True,
+            source, config=model_config, output_loading_info=True, ignore_mismatched_sizes=True,
             dtype=torch.float32, **_access(config),
         )  # fmt: skip
-    absent = _absent_weights(model, report, str(config.model))
+    absent = _absent_weights(model, report, source)
+    if is_adapter(str(config.model)):
+        there = merge_into(model, read_adapter(Path(str(config.model)))) if keeps_head else set()
+        absent = [name for name in absent if name not in there]
     notices = [f"new weights, not in the checkpoint: {', '.join(absent)}"] if absent else []
     has_new_head = any(not name.startswith(f"{model.base_model_prefix}.") for name in absent)
     if not keeps_head and not has_new_head:
@@ -221,12 +254,37 @@ def reading(source: str, what: str) -> Iterator[None]:
         raise ModelError(f"--model {source}: the {what} cannot be loaded{hint}: {reason}") from error
 
 
-def save_model(classifier: Classifier, tokenizer: Any, folder: Path) -> None:
-    """Write model and tokenizer as `save_pretrained` does, so that plain transformers reads them."""
+def save_model(classifier: Classifier, tokenizer: Any, folder: Path, *, base: str, merge: bool = False) -> None:
+    """Write model and tokenizer as `save_pretrained` does, or an adapter as peft does, so that these read them.
+
+    Args:
+        classifier: The model, maybe with an adapter.
+        tokenizer: Its tokenizer.
+        folder: Is there.
+        base: Folder or hub name of the model as it was before.
+        merge: Write a whole model, with the adapter added to its weights.
+    """
+    model, adapter = classifier.hugging_face, classifier.adapter
     with quiet_transformers():
-        classifier.hugging_face.save_pretrained(folder)
+        if adapter is None:
+            model.save_pretrained(folder)
+        elif merge:
+            model.save_pretrained(folder, state_dict=model.state_dict() | adapter.merged_weights())
+        else:
+            write_adapter(folder, adapter, model, base=base, head_kind=classifier.head.kind)
         _let_others_read(folder)
         tokenizer.save_pretrained(folder)
+
+
+def drop_other_weights(folder: Path) -> None:
+    """Remove from an output folder what an earlier run of the other kind left there: a model beside a newer adapter,
+    or an adapter beside a newer model."""
+    whole, adapter = [folder / name for name in (_WEIGHT_FILES[0], "config.json")], adapter_files_of(folder)
+    if not (whole[0].is_file() and adapter[0].is_file()):
+        return
+    is_adapter_newer = adapter[0].stat().st_mtime_ns > whole[0].stat().st_mtime_ns
+    for path in whole if is_adapter_newer else adapter:
+        path.unlink(missing_ok=True)
 
 
 def with_model_labels(table: TokenTable, classifier: Classifier) -> TokenTable:

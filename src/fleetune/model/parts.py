@@ -42,7 +42,7 @@ class LayerParts:
         return *self.qkv, self.attention_output, self.up, self.down
 
     def is_one_operation(self, x_TD: Tensor) -> bool:
-        """Whether the layer can be computed as one: with GELU and all biases, and every gradient wanted, or none.
+        """Whether the layer can be computed as one: with GELU and all biases, and all gradients wanted, or none.
 
         It is one with its norms behind, and whose attention knows of no places.
         """
@@ -50,7 +50,8 @@ class LayerParts:
         parameters = [p for module in modules for p in (module.weight, module.bias)]
         if gelu_kind(self.activation) is None or any(p is None for p in parameters):
             return False
-        return not torch.is_grad_enabled() or (x_TD.requires_grad and all(p.requires_grad for p in parameters))
+        wants = [x_TD.requires_grad, *(p.requires_grad for p in parameters)]
+        return not torch.is_grad_enabled() or all(wants) or not any(wants)
 
 
 @dataclass(frozen=True, kw_only=True)

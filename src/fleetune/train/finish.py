@@ -9,9 +9,9 @@ from fleetune.evaluate.outputs import outputs_of
 from fleetune.evaluate.predict import FloatArray
 from fleetune.evaluate.score import metric_text, write_predictions
 from fleetune.files import write_json
-from fleetune.model.load import save_model
+from fleetune.model.load import drop_other_weights, save_model
 from fleetune.train.loop import evaluate, log, make_predictor
-from fleetune.train.output import write_files
+from fleetune.train.output import kept_settings, write_files
 from fleetune.train.run import Evaluation, TrainingRun
 from fleetune.train.saving import TRAINER_STATE_FILE, load_best, trainer_state
 
@@ -52,12 +52,14 @@ def write_output(run: TrainingRun, results: dict[str, Any], logits: dict[str, Fl
     assert run.config.output_dir is not None
     with run.record.phase("output"):
         write_files(run.config.output_dir, lambda folder: _write(run, folder, results, logits))
+        drop_other_weights(run.config.output_dir)
 
 
 def _write(run: TrainingRun, folder: Path, results: dict[str, Any], logits: dict[str, FloatArray]) -> None:
-    save_model(run.classifier, run.tokenizer, folder)
+    base = str(kept_settings(run.config)["model"])
+    save_model(run.classifier, run.tokenizer, folder, base=base, merge=run.config.lora_merge)
     trained = train_results(run)
-    write_json(folder / TRAINER_STATE_FILE, trainer_state(run.state, run.plan, run.config.output_dir))
+    write_json(folder / TRAINER_STATE_FILE, trainer_state(run.state, run.plan, run.config))
     write_json(folder / "train_results.json", trained)
     if results:
         write_json(folder / "eval_results.json", results)

@@ -17,7 +17,6 @@ from fleetune.evaluate.metrics import is_greater_better
 from fleetune.evaluate.outputs import outputs_of
 from fleetune.evaluate.predict import FloatArray, PredictionStopped, Predictor
 from fleetune.evaluate.score import evaluate_splits, metric_text
-from fleetune.model.losses import LOSSES
 from fleetune.train.interrupt import Stopped, StopRequest, listening
 from fleetune.train.run import Evaluation, TrainingRun
 from fleetune.train.saving import save_checkpoint
@@ -38,7 +37,7 @@ def train(run: TrainingRun) -> None:
     ):
         if run.state.step > 0:
             evaluate_if_due(run, request)  # a stop may have come between the step and its evaluation
-        while run.state.step < run.plan.total_steps:
+        while run.state.step < run.plan.total_steps and not stops_early(run):
             loss_sum, num_tokens = accumulate_gradients(run)
             # One small sum tells every rank the norm, the loss, and whether anybody was asked to stop.
             own = [run.updates.squared_norm(), loss_sum, float(bool(request)), num_tokens]
@@ -76,7 +75,7 @@ def accumulate_gradients(run: TrainingRun) -> tuple[float, int]:
         batch = pack(run.train_table, examples)
         run.classifier.module.begin_micro_batch(run.config.seed, step, micro_batch=i, rank=ranks.rank)
         assert batch.labels is not None
-        loss: Tensor = LOSSES[run.task.problem](run.classifier.module(batch), batch.labels, batch.boundaries)
+        loss: Tensor = run.objective.loss(run.classifier.module(batch), batch.labels, batch.boundaries)
         if i == len(micro_batches) - 1:
             run.updates.expect(step)
         (loss / num_targets).backward()
@@ -85,9 +84,9 @@ def accumulate_gradients(run: TrainingRun) -> tuple[float, int]:
     return total, num_tokens
 
 
-def count_targets(run: TrainingRun, step: int) -> int:
-    """What the loss of an update is a mean over, in the global batch: examples, or words that have a tag."""
-    return max(1, run.train_table.num_targets(run.batches.examples_of(step)))
+def count_targets(run: TrainingRun, step: int) -> float:
+    """What the loss of an update is a mean over, in the global batch: examples, words that have a tag, or weights."""
+    return run.objective.count(run.train_table, run.batches.examples_of(step))
 
 
 def is_due(run: TrainingRun, strategy: str, interval: int) -> bool:
@@ -155,8 +154,15 @@ def evaluate_if_due(run: TrainingRun, request: StopRequest) -> None:
     log(run, results)
     run.terminal.say(f"step {run.state.step:,}  {metric_text(results)}")
     name, greater_is_better = best_metric(run)
+    run.state.note_evaluation(results[name], greater_is_better, run.config.early_stopping_threshold)
     if run.state.is_new_best(results[name], greater_is_better):
         run.state.best_metric, run.state.best_step = results[name], run.state.step
+
+
+def stops_early(run: TrainingRun) -> bool:
+    """Whether evaluations have been no better than the best before for as long as was to be waited; all ranks agree."""
+    patience = run.config.early_stopping_patience
+    return patience is not None and run.state.num_stale >= patience
 
 
 def stop_here(run: TrainingRun, request: StopRequest) -> NoReturn:
@@ -171,7 +177,7 @@ class Pace:
     def __init__(self, run: TrainingRun) -> None:
         self._began = time.perf_counter()
         self._elsewhere_s = self._other_phases(run)
-        self._num_samples, self._num_tokens, self._seconds = 0, 0, 0.0
+        self._num_samples, self._num_tokens, self._num_updates, self._seconds = 0, 0, 0, 0.0
 
     @staticmethod
     def _other_phases(run: TrainingRun) -> float:
@@ -189,6 +195,7 @@ class Pace:
         run.state.recent_losses.append(loss_sum / count_targets(run, run.state.step))
         self._num_samples += num_examples
         self._num_tokens += num_tokens
+        self._num_updates += 1
         self._seconds = time.perf_counter() - self._began - (self._other_phases(run) - self._elsewhere_s)
 
     def note(self, run: TrainingRun) -> str:
@@ -211,6 +218,7 @@ class Pace:
             "tokens": self._num_tokens,
             "samples_per_s": self._num_samples / seconds,
             "tokens_per_s": self._num_tokens / seconds,
+            "gradient_bytes_per_update": run.updates.bytes_packed / max(1, self._num_updates),
         }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,8 @@ class _Entry:
     name: str
     parameter: nn.Parameter
     decay: float
+    rate: float
+    """Factor of the learning rate."""
     exp_avg: Tensor
     exp_avg_sq: Tensor
 
@@ -41,13 +43,21 @@ class AdamW:
     Args:
         model: Its trainable parameters, all float32, are updated.
         config: Learning rate, betas and so on.
+        rates: Factors of the learning rate; 1 where a parameter has none.
     """
 
-    def __init__(self, model: nn.Module, config: RunConfig) -> None:
+    def __init__(self, model: nn.Module, config: RunConfig, rates: Mapping[nn.Parameter, float] | None = None) -> None:
         self._betas = config.adam_beta1, config.adam_beta2
         self._eps = config.adam_epsilon
         self._entries = {
-            id(p): _Entry(name=name, parameter=p, decay=decay, exp_avg=_zeros(p.shape), exp_avg_sq=_zeros(p.shape))
+            id(p): _Entry(
+                name=name,
+                parameter=p,
+                decay=decay,
+                rate=(rates or {}).get(p, 1.0),
+                exp_avg=_zeros(p.shape),
+                exp_avg_sq=_zeros(p.shape),
+            )
             for name, p, decay in _decays(model, config.weight_decay)
         }
         self._step = torch.zeros((), dtype=torch.int64)
@@ -74,8 +84,8 @@ class AdamW:
             gradients: A parameter and its gradient, dense or sparse by rows and coalesced.
         """
         updated = [(self._entries[id(parameter)], grad) for parameter, grad in gradients]
-        for decay in sorted({entry.decay for entry, _ in updated}):
-            self._apply_group(decay, [(entry, grad) for entry, grad in updated if entry.decay == decay])
+        for group in sorted({(entry.decay, entry.rate) for entry, _ in updated}):
+            self._apply_group(*group, [(e, grad) for e, grad in updated if (e.decay, e.rate) == group])
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The optimizer's own tensors, not copies; writing into them before the first update restores a state."""
@@ -83,10 +93,10 @@ class AdamW:
         squares = {f"{entry.name}/exp_avg_sq": entry.exp_avg_sq for entry in self._entries.values()}
         return {"step": self._step, **moments, **squares}
 
-    def _apply_group(self, decay: float, updated: Sequence[tuple[_Entry, Tensor]]) -> None:
-        """Update parameters of one weight decay."""
+    def _apply_group(self, decay: float, rate: float, updated: Sequence[tuple[_Entry, Tensor]]) -> None:
+        """Update parameters of one weight decay and one factor of the learning rate."""
         learning_rate, scale = self._settings
-        settings = learning_rate, *self._betas, self._eps, decay, int(self._step), scale
+        settings = learning_rate * rate, *self._betas, self._eps, decay, int(self._step), scale
         dense = [(entry, grad) for entry, grad in updated if not grad.is_sparse]
         if dense:
             entries, grads = zip(*dense, strict=True)

@@ -31,7 +31,8 @@ NEUTRAL_SETTINGS = frozenset({
     "hosts", "hostfile", "launcher", "num_hosts", "network", "port_range", "timeout_s", "cache_dir",
     "overwrite_cache", "report_to", "logging_steps", "save_strategy", "save_steps", "save_total_limit", "do_eval",
     "do_predict", "test_file", "max_predict_samples", "per_device_eval_batch_size", "eval_strategy", "eval_steps",
-    "n_best_size", "max_answer_length", "null_score_diff_threshold",
+    "n_best_size", "max_answer_length", "null_score_diff_threshold", "base_model", "lora_merge",
+    "gradient_checkpointing", "early_stopping_patience", "early_stopping_threshold",
 })  # fmt: skip
 """Settings that may change when a run goes on: they do not touch the weights, or do so through `PLAN_NUMBERS`."""
 
@@ -231,18 +232,19 @@ def write_files(folder: Path, write: Callable[[Path], None]) -> None:
         unfinished.rmdir()
 
 
-def check_room(folder: Path, model_bytes: int, num_checkpoints: int) -> None:
+def check_room(folder: Path, model_bytes: int, num_checkpoints: int, moment_bytes: int | None = None) -> None:
     """Refuse to start a run whose checkpoints and model will not fit on the disk.
 
     Args:
         folder: The output folder.
-        model_bytes: Size of the weights; AdamW's two moments are twice that.
+        model_bytes: Size of the weights that are written.
         num_checkpoints: How many checkpoints lie there at the same time, the one being written too.
+        moment_bytes: Size of AdamW's two moments; None: twice that of the weights.
 
     Raises:
         OutputError: Says how much is needed and how much is there.
     """
-    needed = model_bytes * (1 + 3 * num_checkpoints)
+    needed = model_bytes + num_checkpoints * (model_bytes + (2 * model_bytes if moment_bytes is None else moment_bytes))
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise OutputError(

@@ -35,13 +35,15 @@ from fleetune.model.load import (
     load_tokenizer,
     with_model_labels,
 )
+from fleetune.model.objective import make_objective
 from fleetune.model.precision import agreed_precision
+from fleetune.model.trained import choose_trained, learning_rates
 from fleetune.report.record import RunRecord, read_record
 from fleetune.report.terminal import Terminal, open_terminal
 from fleetune.train.checks import check_before_start
 from fleetune.train.finish import finish
 from fleetune.train.interrupt import Stopped
-from fleetune.train.loop import train
+from fleetune.train.loop import best_metric, stops_early, train
 from fleetune.train.optim import AdamW
 from fleetune.train.output import TENSORBOARD_FOLDER, check_room, claim, clear_earlier_run, kept_settings, lock
 from fleetune.train.plan import TrainPlan, make_plan
@@ -100,6 +102,7 @@ def run_rank(config: RunConfig, info: RankInfo | None, place: Place | None = Non
         try:
             with tracked(run), contextlib.closing(run.updates):
                 train(run)
+                tell_early_stop(run)
                 finish(run)
         except Stopped as stop:
             # Outer launchers end all ranks once one has ended: none may before the first has saved and said so.
@@ -153,9 +156,11 @@ def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, te
         dtype=precision.dtype, kernels=kernels_in_use(),
     )  # fmt: skip
     check_best_metric(config, data.task)
+    lines = choose_trained(classifier, config)
+    objective, told = make_objective(config, data.task, classifier.labels, train_table)
     outputs = outputs_of(data.task, classifier, config)
     ranks.on_first(lambda: rehearse(outputs, tables))
-    record.notices += [*data.notices, *classifier.notices, *precision.notices]
+    record.notices += [*data.notices, *classifier.notices, *precision.notices, *lines, *told]
     for notice in record.notices:
         terminal.say(notice)
     record.plan, record.task = plan.to_dict(), dataclasses.asdict(data.task)
@@ -163,7 +168,7 @@ def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, te
     record.throughput |= padding_avoided(train_table, config.max_seq_length)
     parameters = freeze_unused(classifier.module, train_table)
     batches = make_batches(train_table, plan, config.seed, classifier.hidden_size)
-    optimizer = AdamW(classifier.hugging_face, config)
+    optimizer = AdamW(classifier.owner, config, learning_rates(classifier, config.layerwise_lr_decay))
     return_freed_memory()
     return TrainingRun(
         config=config,
@@ -175,6 +180,7 @@ def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, te
         test_tables={n: t for n, t in tables.items() if n.startswith("test")},
         tokenizer=tokenizer,
         classifier=classifier,
+        objective=objective,
         optimizer=optimizer,
         updates=make_updates(classifier, train_table, batches, optimizer, ranks, parameters, config, plan),
         batches=batches,
@@ -232,12 +238,29 @@ def padding_avoided(table: TokenTable, max_seq_length: int) -> dict[str, float]:
     return {"padding_avoided": 1.0 - table.num_tokens / padded}
 
 
+def tell_early_stop(run: TrainingRun) -> None:
+    """Say that training ended before its last step, and why; the record keeps it."""
+    if not stops_early(run):
+        return
+    state, (name, _) = run.state, best_metric(run)
+    best = "" if state.best_step is None else f": {state.best_metric:.4f} at step {state.best_step:,}"
+    line = (f"stopped early at step {state.step:,} of {run.plan.total_steps:,}: {state.num_stale} evaluations in a row "
+            f"were no better than the best {name}{best}")  # fmt: skip
+    if not run.config.load_best_model_at_end:
+        line += "; the weights of the last step are kept (--load_best_model_at_end keeps the best)"
+    run.record.notices.append(line)
+    run.terminal.say(line)
+
+
 def make_room(run: TrainingRun) -> None:
     """Last checks of the output folder, then the first write into it; only now is an old run cleared away."""
     config = run.config
     assert config.output_dir is not None
-    model_bytes = sum(p.numel() * p.element_size() for p in run.classifier.hugging_face.parameters())
-    check_room(config.output_dir, model_bytes, most_checkpoints(config, run.plan))
+    own = run.classifier.owner
+    trained_bytes = sum(p.numel() * p.element_size() for p in own.parameters() if p.requires_grad)
+    is_whole = run.classifier.adapter is None or config.lora_merge
+    model_bytes = sum(p.numel() * p.element_size() for p in own.parameters()) if is_whole else trained_bytes
+    check_room(config.output_dir, model_bytes, most_checkpoints(config, run.plan), 2 * trained_bytes)
     if config.resume_from_checkpoint is None:  # an abandoned run, or one that is to be replaced
         clear_earlier_run(config.output_dir)
     run.record.write(config.output_dir)

@@ -18,6 +18,7 @@ from fleetune.data.tokens import TokenTable
 from fleetune.evaluate.predict import FloatArray
 from fleetune.model.flat import FlatClassifier
 from fleetune.model.load import Classifier
+from fleetune.model.objective import Objective
 from fleetune.model.padded import PaddedClassifier
 from fleetune.report.record import RunRecord
 from fleetune.report.terminal import Terminal
@@ -56,6 +57,7 @@ class TrainingRun:
     """Test splits to predict, by name."""
     tokenizer: Any
     classifier: Classifier
+    objective: Objective
     optimizer: AdamW
     updates: AnyUpdates
     batches: GlobalBatches

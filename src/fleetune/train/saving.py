@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fleetune.config import RunConfig
-from fleetune.errors import CheckpointError
+from fleetune.errors import CheckpointError, ModelError
 from fleetune.files import write_json
+from fleetune.model.adapter_files import read_adapter, restore
 from fleetune.model.load import save_model
 from fleetune.train.checkpoint import (
     checkpoint_folder,
@@ -49,7 +50,7 @@ def save_checkpoint(run: TrainingRun) -> None:
 
 
 def _write(run: TrainingRun, folder: Path) -> None:
-    save_model(run.classifier, run.tokenizer, folder)
+    save_model(run.classifier, run.tokenizer, folder, base=str(kept_settings(run.config)["model"]))
     save_file(run.optimizer.state_tensors(), folder / OPTIMIZER_FILE)
     write_json(folder / RUN_STATE_FILE, {
         "state": run.state.to_dict(),
@@ -57,11 +58,12 @@ def _write(run: TrainingRun, folder: Path) -> None:
         "config": kept_settings(run.config),
         "random_numbers": "drawn anew for each micro-batch from (seed, step, micro-batch, rank)",
     })  # fmt: skip
-    write_json(folder / TRAINER_STATE_FILE, trainer_state(run.state, run.plan, run.config.output_dir))
+    write_json(folder / TRAINER_STATE_FILE, trainer_state(run.state, run.plan, run.config))
 
 
-def trainer_state(state: TrainState, plan: TrainPlan, output_dir: Path | None) -> dict[str, Any]:
+def trainer_state(state: TrainState, plan: TrainPlan, config: RunConfig) -> dict[str, Any]:
     """The state in the layout that `transformers.TrainerState.load_from_json` reads."""
+    output_dir = config.output_dir
     best = (
         None if state.best_step is None or output_dir is None else str(checkpoint_folder(output_dir, state.best_step))
     )
@@ -75,7 +77,19 @@ def trainer_state(state: TrainState, plan: TrainPlan, output_dir: Path | None) -
         "max_steps": plan.total_steps,
         "num_train_epochs": plan.epochs,
         "train_batch_size": plan.micro_batch_size,
+        **_callbacks(state, config),
     }
+
+
+def _callbacks(state: TrainState, config: RunConfig) -> dict[str, Any]:
+    """What transformers' `EarlyStoppingCallback` would go on with, where a run stops early."""
+    if config.early_stopping_patience is None:
+        return {}
+    return {"stateful_callbacks": {"EarlyStoppingCallback": {
+        "args": {"early_stopping_patience": config.early_stopping_patience,
+                 "early_stopping_threshold": config.early_stopping_threshold},
+        "attributes": {"early_stopping_patience_counter": state.num_stale},
+    }}}  # fmt: skip
 
 
 def resume(run: TrainingRun) -> None:
@@ -92,8 +106,7 @@ def resume(run: TrainingRun) -> None:
         return
     for name, value in found.items():
         setattr(run.state, name, value)
-    model = run.classifier.hugging_face
-    run.ranks.broadcast(p.data for p in model.parameters())
+    run.ranks.broadcast(p.data for p in run.classifier.owner.parameters())
     run.ranks.broadcast(run.optimizer.state_tensors().values())
     run.record.resumed_at_step = run.state.step
 
@@ -154,6 +167,9 @@ def load_weights(run: TrainingRun, folder: Path) -> None:
     Raises:
         CheckpointError: The file is of another model.
     """
+    if run.classifier.adapter is not None:
+        _load_adapter(run, folder)
+        return
     own = run.classifier.hugging_face.state_dict()
     saved = load_file(folder / "model.safetensors")
     if saved.keys() != own.keys() or any(saved[n].shape != own[n].shape for n in own):
@@ -163,16 +179,42 @@ def load_weights(run: TrainingRun, folder: Path) -> None:
             tensor.copy_(saved[name])
 
 
+def _load_adapter(run: TrainingRun, folder: Path) -> None:
+    """Overwrite this rank's low-rank updates and head with those of a checkpoint."""
+    adapter = run.classifier.adapter
+    assert adapter is not None
+    try:
+        restore(adapter, run.classifier.hugging_face, read_adapter(folder))
+    except ModelError as error:
+        raise CheckpointError(f"the checkpoint cannot be gone on with: {error}") from error
+
+
+def _checkpoint_of(config: RunConfig, step: int) -> Path:
+    """The checkpoint of an earlier step: of this run's, or beside the one of another folder that it went on from.
+
+    Raises:
+        CheckpointError: It is in neither.
+    """
+    assert config.output_dir is not None
+    folders = [config.output_dir]
+    if config.resume_from_checkpoint not in (None, "auto"):
+        folders.append(Path(str(config.resume_from_checkpoint)).expanduser().absolute().parent)
+    found = next((f for folder in folders if (f := checkpoint_folder(folder, step)).is_dir()), None)
+    if found is None:
+        places = " or ".join(map(str, folders))
+        raise CheckpointError(f"the best evaluation is that of step {step}, whose checkpoint is not in {places}")
+    return found
+
+
 def load_best(run: TrainingRun) -> int:
     """Give every rank the weights of the best evaluation.
 
     Returns:
         The step they are of.
     """
-    best, output_dir = run.state.best_step, run.config.output_dir
+    best = run.state.best_step
     if best is None or best == run.state.step:
         return run.state.step
-    assert output_dir is not None
-    run.ranks.on_first(lambda: load_weights(run, checkpoint_folder(output_dir, best)))
-    run.ranks.broadcast(p.data for p in run.classifier.hugging_face.parameters())
+    run.ranks.on_first(lambda: load_weights(run, _checkpoint_of(run.config, best)))
+    run.ranks.broadcast(p.data for p in run.classifier.owner.parameters())
     return best

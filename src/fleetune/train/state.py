@@ -15,6 +15,8 @@ class TrainState:
     best_metric: float | None = None
     best_step: int | None = None
     """Step of the evaluation with the best metric."""
+    num_stale: int = 0
+    """Evaluations in a row that were no better than the best before them, by more than a threshold."""
     recent_losses: list[float] = field(default_factory=list)
     """Mean loss of each update since the last log line."""
     log_history: list[dict[str, Any]] = field(default_factory=list)
@@ -32,6 +34,22 @@ class TrainState:
         mean = sum(self.recent_losses) / len(self.recent_losses)
         self.recent_losses = []
         return mean
+
+    def note_evaluation(self, value: float | None, greater_is_better: bool, threshold: float) -> None:
+        """Count evaluations without an improvement, as transformers' `EarlyStoppingCallback` does.
+
+        To be called before the best metric is set.
+
+        Args:
+            value: The metric; an undefined one is no improvement.
+            greater_is_better: Whether more of it is better.
+            threshold: By how much more it must be so.
+        """
+        best = self.best_metric
+        improves = value is not None and (
+            best is None or (self.is_new_best(value, greater_is_better) and abs(value - best) > threshold)
+        )
+        self.num_stale = 0 if improves else self.num_stale + 1
 
     def is_new_best(self, value: float | None, greater_is_better: bool) -> bool:
         """Whether a metric beats the best so far; an undefined one never does."""

@@ -21,6 +21,10 @@ class GradientSource(Protocol):
     def num_stages(self) -> int:
         """How many parts they come in."""
 
+    @property
+    def bytes_packed(self) -> int:
+        """Of this rank's gradients that were added up over ranks, in all updates so far."""
+
     def begin(self, rows: Tensor | None) -> None:
         """The next backward is the last of an update, in which only these rows of the table of words change."""
 
@@ -48,6 +52,7 @@ class OwnGradients:
     """
 
     num_stages = 1
+    bytes_packed = 0
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
@@ -101,6 +106,11 @@ class Updates:
     def lines(self) -> list[str]:
         """How gradients travel, for the plan."""
         return self._gradients.lines()
+
+    @property
+    def bytes_packed(self) -> int:
+        """Of this rank's gradients that were added up over ranks, in all updates so far."""
+        return self._gradients.bytes_packed
 
     def close(self) -> None:
         """No more updates will come."""
@@ -221,6 +231,11 @@ class LocalUpdates:
         """How gradients and weights travel, for the plan."""
         alone = f"from step {self._first_step + 1} on, ranks update alone and average their weights every {self._every}"
         return [*self._together.lines(), f"local steps    {alone} updates"]
+
+    @property
+    def bytes_packed(self) -> int:
+        """Of this rank's gradients and weights that were added up over ranks, in all updates so far."""
+        return self._together.bytes_packed
 
     def close(self) -> None:
         """No more updates will come."""
