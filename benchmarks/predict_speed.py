@@ -105,23 +105,19 @@ class FleetuneArm(Arm):
     Args:
         model: Folder of the classifier.
         source: File of the texts.
-        folder: For caches and outputs.
+        folder: For caches and the output.
         threads: Of this process.
-        cached: Whether the tokens are in the cache already, as when a file is predicted again. If not, every turn has
-            a cache of its own and tokenises.
         bf16: Compute in bfloat16.
     """
 
-    def __init__(
-        self, model: Path, source: Path, folder: Path, threads: int, *, cached: bool, bf16: bool = False
-    ) -> None:
+    def __init__(self, model: Path, source: Path, folder: Path, threads: int, *, bf16: bool = False) -> None:
         from fleetune.comm.ranks import Ranks
         from fleetune.config import RunConfig
-        from fleetune.evaluate.program import open_model
+        from fleetune.evaluate.finished import open_model
         from fleetune.report.terminal import SilentTerminal
 
-        self.name = "fleetune" + (", bfloat16" if bf16 else "") + (", tokens cached" if cached else "")
-        self._source, self._folder, self._cached = source, folder, cached
+        self.name = "fleetune" + (", bfloat16" if bf16 else "")
+        self._source, self._output = source, folder / "predictions.jsonl"
         config = RunConfig(
             model=str(model),
             text_column_names=("sentence1", "sentence2"),
@@ -132,25 +128,15 @@ class FleetuneArm(Arm):
             **({"bf16": "true"} if bf16 else FLOAT32_SETTINGS),
         )
         self._model = open_model(config, Ranks(None, None), SilentTerminal())
-        self._turn = 0
 
     def prepare(self) -> None:
-        from fleetune.evaluate.program import tokenise
-
-        if self._cached:
-            tokenise(self._model, self._source)  # finds its own tokens from the second turn on
-            return
-        self._turn += 1
-        config = self._model.config.replace(cache_dir=self._folder / f"cache-{self._turn}")
-        self._model = dataclasses.replace(self._model, config=config)
+        pass
 
     def predict(self) -> Any:
-        from fleetune.evaluate.program import save_predictions, tokenise
+        from fleetune.evaluate.stream import predict_file
 
-        table = tokenise(self._model, self._source)
-        output = self._folder / "predictions.jsonl"
-        save_predictions(output, self._model.predictor.logits(table), table, self._model)
-        return output
+        predict_file(self._model, self._source, self._output)
+        return self._output
 
     def answers(self, outcome: Any) -> list[Answer]:
         lines = outcome.read_text(encoding="utf-8").splitlines()
@@ -241,10 +227,10 @@ def arms_of(model: Path, pairs: Sequence[Pair], folder: Path, threads: int) -> l
     """All that is compared."""
     source = write_pairs(folder / "texts.csv", pairs)
     ours = []
-    for number, (cached, bf16) in enumerate(((False, False), (True, False), (False, True))):
+    for number, bf16 in enumerate((False, True)):
         own = folder / f"arm-{number}"
         own.mkdir()
-        ours.append(FleetuneArm(model, source, own, threads, cached=cached, bf16=bf16))
+        ours.append(FleetuneArm(model, source, own, threads, bf16=bf16))
     return [PipelineArm(model, pairs), *ours]
 
 

@@ -18,7 +18,7 @@ from tests.conftest import REPOSITORY, environment
 SOURCE = REPOSITORY / "src"
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "sklearn", "pyarrow", "datasets")
 
-LIGHT = ("config", "errors", "files", "cluster", "hardware", "cost", "report", "doctor", "bench", "cli")
+LIGHT = ("config", "errors", "files", "cluster", "hardware", "cost", "report", "hub", "doctor", "bench", "cli")
 """Rooms of the law; those that do not exist yet are part of it from their first module on."""
 MAY_BE_HEAVY = ("fleetune.hardware.probes",)
 
@@ -35,9 +35,13 @@ BELOW: dict[str, set[str]] = {
     "kernels": {"errors", "files", "config", "hardware"},
     "model": {"errors", "files", "config", "hardware", "comm", "data", "kernels"},
     "evaluate": {"errors", "files", "config", "hardware", "report", "cluster", "comm", "data", "kernels", "model"},
+    "export": {
+        *("errors", "files", "config", "hardware", "report", "comm", "data", "kernels", "model", "evaluate"),
+    },
+    "hub": {"errors", "files", "config", "hardware", "report"},
     "train": {
         *("errors", "files", "config", "hardware", "report", "cluster", "comm", "data", "kernels", "model"),
-        "evaluate",
+        *("evaluate", "hub"),
     },
     "bench": {"errors", "files", "config", "hardware", "report", "cluster"},
     "cli": {"errors", "files", "config", "hardware", "report", "cluster", "data", "doctor", "bench"},

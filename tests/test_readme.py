@@ -76,6 +76,7 @@ def test_the_readme_has_the_commands_that_are_tested_here() -> None:
     verbs = [" ".join(command.split()[:2]) for command in COMMANDS]
     assert verbs.count("fleetune train") == 3
     assert {"fleetune evaluate", "fleetune predict", "torchrun --nproc-per-node"} <= set(verbs)
+    assert verbs.count("fleetune export") == 1
     assert verbs.count("fleetune build-kernels") == verbs.count("fleetune plan") == 1
     assert len(PYTHON) == 2
 
@@ -94,6 +95,14 @@ def test_evaluate_and_predict_commands(workplace: Path) -> None:
     assert "accuracy" in run(evaluate, workplace)
     run(predict, workplace)
     assert len((workplace / "predictions.jsonl").read_text().splitlines()) == 9
+
+
+def test_the_export_command(workplace: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="the extra [onnx] is not installed")
+    run(f"fleetune train {OWN_FILES} --max_steps 2", workplace)
+    (command,) = (c for c in COMMANDS if c.startswith("fleetune export"))
+    assert "logits of 25 rows differ by up to" in run(command, workplace)
+    assert (workplace / "out" / "onnx" / "model.onnx").is_file()
 
 
 def test_the_plan_command(workplace: Path) -> None:

@@ -39,6 +39,22 @@ def write_json(path: Path, content: Any) -> None:
     write_whole(path, lambda unfinished: _write_text(unfinished, text))
 
 
+def write_files(folder: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a temporary folder, then move its files into place, so that no file is ever half written.
+
+    Raises:
+        OutputError: The disk is full or cannot be written.
+    """
+    unfinished = folder / ".final.writing"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    with disk_errors(folder, unfinished):
+        unfinished.mkdir(parents=True)
+        write(unfinished)
+        for path in sorted(unfinished.iterdir()):
+            os.replace(path, folder / path.name)
+        unfinished.rmdir()
+
+
 def _write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 

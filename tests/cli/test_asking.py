@@ -88,7 +88,7 @@ def test_the_run_file_of_the_training_does_not_change_what_is_asked(finished: Pa
 
 
 @pytest.mark.parametrize(
-    "words", [["--learning_rate", "1"], ["--lr=1"], ["--output_dir", "x"], ["--model", "x"], ["--max-steps", "5"]]
+    "words", [["--learning_rate", "1"], ["--lr=1"], ["--save_steps", "5"], ["--model", "x"], ["--max-steps", "5"]]
 )
 def test_a_setting_of_training_is_refused_not_ignored(
     finished: Path, words: list[str], capsys: pytest.CaptureFixture[str]
@@ -126,6 +126,11 @@ def test_evaluate_refuses_a_folder_as_output(
 ) -> None:
     told = error_of(["evaluate", finished, "--output", tmp_path], capsys)
     assert told == f"--output {tmp_path}: it is a folder, a file is expected"
+
+
+def test_evaluate_refuses_a_file_as_a_folder(finished: Path, rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = error_of(["evaluate", finished, "--output_dir", rows], capsys)
+    assert told == f"--output_dir {rows}: it is a file, a folder is expected"
 
 
 @pytest.mark.parametrize(

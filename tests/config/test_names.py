@@ -17,7 +17,7 @@ VALUES: dict[str, Any] = {
     "task": "mrpc", "model": "bert", "max_seq_length": 64, "text_column_names": ("a", "b"), "label_column_name": "l",
     "per_device_train_batch_size": 4, "per_device_eval_batch_size": 9, "num_train_epochs": 1.5, "learning_rate": 0.5,
     "eval_strategy": "steps", "max_eval_samples": 7, "max_predict_samples": 8, "processes": 2,
-    "resume_from_checkpoint": "auto", "warmup_ratio": 0.1, "gradient_checkpointing": True,
+    "resume_from_checkpoint": "auto", "warmup_ratio": 0.1, "gradient_checkpointing": True, "hub_model_id": "me/it",
 }  # fmt: skip
 """A value that is not the default, for every setting with an alias."""
 
@@ -86,7 +86,7 @@ def test_defaults_that_transformers_has_too_are_the_same() -> None:
 
 @pytest.mark.parametrize(
     ("word", "neutral"),
-    [("label_all_tokens", "false"), ("push_to_hub", False)],
+    [("label_all_tokens", "false")],
 )
 def test_what_would_change_the_result_is_refused_unless_it_asks_for_nothing(word: str, neutral: object) -> None:
     assert config_from_mapping({word: neutral}) == (RunConfig(), ())

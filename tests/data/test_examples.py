@@ -29,7 +29,7 @@ def reading(**changes: Any) -> Reading:
 
 def read(path: Path, **changes: Any) -> tuple[list[Example], list[str]]:
     log = BadRowLog()
-    examples = list(read_examples(open_source(path), reading(**changes), log))
+    examples = list(read_examples(open_source(path), reading(**changes), log.add))
     assert log.total == len(log.listed)
     return examples, [str(bad) for bad in log.listed]
 

@@ -11,7 +11,7 @@ import pytest
 
 from fleetune.config import RunConfig
 from fleetune.data.dataset import TaskData, prepare_data
-from fleetune.data.inputs import prepare_inputs
+from fleetune.data.inputs import open_inputs
 from fleetune.data.questions import Answer, AnswerReader
 from fleetune.data.sources import MISSING
 from fleetune.errors import ConfigError, DataError
@@ -224,12 +224,36 @@ def test_files_of_ones_own(make_settings: Make, write: Write, fast_tokenizer: An
         prepare(make_settings, write("b.jsonl", lines(row(1))), fast_tokenizer, task=None)
 
 
-def test_inputs_without_answers(make_settings: Make, write: Write, fast_tokenizer: Any, tmp_path: Path) -> None:
+def test_inputs_without_answers(make_settings: Make, write: Write, fast_tokenizer: Any) -> None:
     data = prepare(make_settings, write("a.jsonl", lines(row(1))), fast_tokenizer)
     asked = {name: cell for name, cell in row(7).items() if name != "answers"}
-    inputs = prepare_inputs(write("new.jsonl", lines(asked)), task=data.task, tokenizer=fast_tokenizer,
-                            cache_dir=tmp_path, max_seq_length=64, doc_stride=4)  # fmt: skip
-    assert list(inputs.table.notes or ()) == [{"row": 1, "id": "q7", "context": CONTEXT}]
+    inputs = open_inputs(write("new.jsonl", lines(asked, asked)), task=data.task, tokenizer=fast_tokenizer,
+                         max_seq_length=64, doc_stride=4)  # fmt: skip
+    (chunk,) = inputs.chunks()
+    assert chunk.table is not None
+    # Predictions have the number of their row, so that an id may be there twice.
+    assert list(chunk.table.notes or ()) == [{"row": row, "id": "q7", "context": CONTEXT} for row in (1, 2)]
+
+
+def test_chunks_of_windows(make_settings: Make, write: Write, fast_tokenizer: Any, monkeypatch: Any) -> None:
+    """Three blocks of one question make a chunk; a question that leaves no room is left out of it."""
+    monkeypatch.setattr("fleetune.data.tokens.windows.WindowEncoder.most_examples", 1)
+    monkeypatch.setattr("fleetune.data.inputs.BLOCKS_OF_CHUNK", 3)
+    data = prepare(make_settings, write("a.jsonl", lines(row(1))), fast_tokenizer)
+    long = " ".join(["a"] * 40)
+    path = write("new.jsonl", lines(row(1), row(2, question="b " * 60), row(3, context=long), row(4)))
+    inputs = open_inputs(path, task=data.task, tokenizer=fast_tokenizer, max_seq_length=25, doc_stride=4,
+                         on_bad_row="skip")  # fmt: skip
+    first, second = inputs.chunks()
+    assert first.table is not None
+    assert first.table.example_of is not None
+    assert (first.num_rows, [bad.row for bad in first.bad_rows]) == (3, [2])
+    assert first.table.example_of.tolist() == [0, 1, 1, 1]
+    assert first.table.num_examples == 2
+    assert [note["row"] for note in first.table.notes or ()] == [1, 3]
+    assert (second.num_rows, second.last_row) == (1, 4)
+    with pytest.raises(DataError, match="row 2: the question leaves"):
+        next(open_inputs(path, task=data.task, tokenizer=fast_tokenizer, max_seq_length=25, doc_stride=4).chunks())
 
 
 def test_how_examples_are_blocked_does_not_matter(

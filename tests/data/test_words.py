@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fleetune.data.dataset import TaskData, prepare_data
-from fleetune.data.inputs import prepare_inputs
+from fleetune.data.inputs import open_inputs
 from fleetune.data.labels import CellError, ClassReader
 from fleetune.data.sources import MISSING
 from fleetune.data.words import TagReader, words_in
@@ -141,12 +141,13 @@ def test_blank_words_have_no_tokens_and_no_label(make_settings: Make, write: Wri
     assert table.places.tolist() == [-1, 0, 3, -1]
 
 
-def test_unlabelled_test_splits_and_inputs(make_settings: Make, write: Write, pieces: Any, tmp_path: Path) -> None:
+def test_unlabelled_test_splits_and_inputs(make_settings: Make, write: Write, pieces: Any) -> None:
     train, test = write("train.conll", "a B-X\nb O\n"), write("test.txt", "a\nb\n\nc\n")
     data = prepare_data(make_settings(train_file=train, test_file=test), pieces, splits=["train", "test"])
     assert (data.splits["test"].labels, data.splits["test"].num_unlabelled) == (None, 2)
-    inputs = prepare_inputs(test, task=data.task, tokenizer=pieces, cache_dir=tmp_path, max_seq_length=64)
-    assert list(inputs.table.notes or ()) == [{"row": 1, "words": ["a", "b"]}, {"row": 4, "words": ["c"]}]
+    (chunk,) = open_inputs(test, task=data.task, tokenizer=pieces, max_seq_length=64).chunks()
+    assert chunk.table is not None
+    assert list(chunk.table.notes or ()) == [{"row": 1, "words": ("a", "b")}, {"row": 4, "words": ("c",)}]
 
 
 def test_tags_that_are_not_given() -> None:

@@ -166,7 +166,13 @@ def test_the_test_split_in_the_layout_of_the_example_scripts(finished: tuple[str
 def test_evaluate_and_predict_a_finished_run_on_two_processes(finished: tuple[str, Path, Path], tmp_path: Path) -> None:
     name, data, output = finished
     ranks = ("--processes", 2, "--threads", 1)
-    fleetune("evaluate", output, "--output", tmp_path / "e.json", *ranks)
+    fleetune("evaluate", output, "--output", tmp_path / "e.json", "--output_dir", tmp_path / "e", *ranks)
+    like_run_qa = {file for file in KINDS[name].files if file.startswith("eval_")}
+    of_evaluation = {"eval_results.json", "predictions_validation.jsonl", *like_run_qa}
+    assert {path.name for path in (tmp_path / "e").iterdir()} == of_evaluation
+    if name.startswith("questions"):
+        file = "eval_predictions.json"
+        assert read_json(tmp_path / "e" / file) == read_json(output / file)
     found, expected = read_json(tmp_path / "e.json"), read_json(output / "eval_results.json")
     assert found.keys() == expected.keys()
     for key, value in expected.items():

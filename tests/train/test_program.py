@@ -20,7 +20,8 @@ from tests.conftest import TinyData, Train, environment, fleetune, losses_of, re
 
 MODEL_FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 CHECKPOINT_FILES = MODEL_FILES | {"manifest.json", "optimizer.safetensors", "run_state.json", "trainer_state.json"}
-RESULT_FILES = {"all_results.json", "eval_results.json", "train_results.json", "trainer_state.json", "record.json"}
+RESULT_FILES = {"all_results.json", "eval_results.json", "train_results.json", "trainer_state.json", "record.json",
+                "README.md"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

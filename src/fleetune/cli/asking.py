@@ -1,4 +1,4 @@
-"""What `fleetune evaluate` and `fleetune predict` share: a finished run to start from, and ranks to run on."""
+"""What the commands that ask a finished run share: its settings to start from, and ranks to run on."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ READING = frozenset({
 """Settings of the run that also hold for new data."""
 
 RUNNING = frozenset({
-    "overwrite_cache", "model_revision", "per_device_eval_batch_size", "bf16", "base_model", "processes",
-    "threads", "ddp_timeout", *CLUSTER,
+    "model_revision", "per_device_eval_batch_size", "bf16", "base_model", "processes", "threads", "ddp_timeout",
+    *CLUSTER,
 })  # fmt: skip
-EVALUATING = SOURCE | READING | RUNNING | {"max_eval_samples"}
+EVALUATING = SOURCE | READING | RUNNING | {"max_eval_samples", "overwrite_cache"}
 PREDICTING = READING - {"label_column_name", "label_delimiter", "problem_type"} | RUNNING | {"max_predict_samples"}
-"""Settings that the two commands take."""
+EXPORTING = SOURCE | READING | {"model_revision", "threads", "max_eval_samples", "overwrite_cache"}
+"""Settings that the three commands take."""
 
 
 def of_finished_run(extra: dict[str, Any], given: frozenset[str]) -> dict[str, Any]:

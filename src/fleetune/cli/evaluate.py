@@ -22,19 +22,28 @@ def run(words: Sequence[str]) -> int:
     parser = add_dry_run(make_parser("evaluate", DESCRIPTION, EVALUATING))
     parser.add_argument("model_folder", help="output folder of a run, or any folder of a classifier")
     parser.add_argument("--output", metavar="FILE", help="write the metrics to this JSON file too")
-    parsed = parse(parser, words, ("model_folder", "output", "dry_run"), of_finished_run, model_to_ask)
+    parser.add_argument(
+        "--output_dir", "--output-dir", metavar="FOLDER",
+        help="write metrics and predictions there, in the files that training leaves; of questions those of run_qa.py",
+    )  # fmt: skip
+    parsed = parse(parser, words, ("model_folder", "output", "output_dir", "dry_run"), of_finished_run, model_to_ask)
     problems = check_source(parsed.config, needs_train=False, has_files=speaks_for_all(os.environ))
     if problems:
         raise ConfigError(problems)
-    output = parsed.extra.get("output")
+    output, output_dir = parsed.extra.get("output"), parsed.extra.get("output_dir")
     if output and speaks_for_all(os.environ):
         check_output(Path(output))
+    if output_dir and Path(output_dir).is_file():
+        raise ConfigError(f"--output_dir {output_dir}: it is a file, a folder is expected")
     tell_notices(parsed)
     own = [parsed.extra["model_folder"], *(["--output", output] if output else [])]
+    own += ["--output_dir", output_dir] if output_dir else []
 
     def be_rank(info: RankInfo | None, place: Place) -> None:
         from fleetune.evaluate.program import evaluate_rank
 
-        evaluate_rank(parsed.config, info, Path(output) if output else None, place)
+        evaluate_rank(
+            parsed.config, info, Path(output) if output else None, place, Path(output_dir) if output_dir else None
+        )
 
     return run_ranks("evaluate", parsed, own, be_rank)

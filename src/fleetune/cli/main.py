@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "fine-tune an encoder on a task or on your own files",
     "evaluate": "metrics of a finished run, or of any classifier, on labelled data",
     "predict": "predictions for a file of texts",
+    "export": "a finished model as a file for onnxruntime, OpenVINO or torch",
     "launch": "run any training script as ranks, here or on several hosts",
     "plan": "what a run would make of this host: ranks, threads, cores, memory, and why",
     "doctor": "what would go wrong on this machine, or on the hosts of a cluster, and how to mend it",

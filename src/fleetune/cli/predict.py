@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from fleetune.cli.arguments import add_dry_run, make_parser, parse, tell_notices
 from fleetune.cli.asking import PREDICTING, check_output, model_to_ask, of_finished_run, run_ranks
-from fleetune.cluster.rank import RankInfo, speaks_for_all
+from fleetune.cluster.rank import RankInfo, read_rank, speaks_for_all
 from fleetune.errors import ConfigError
 from fleetune.hardware.pinning import Place
 
-DESCRIPTION = """Predictions of a finished run for a file of texts, in the file's order, one JSON object a line."""
+DESCRIPTION = """Predictions of a finished run for a file of texts, in the file's order, one JSON object a line. The
+file may be of any size. A command that was ended goes on where it was when it is given again."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -33,7 +35,33 @@ def run(words: Sequence[str]) -> int:
         predict_rank(parsed.config, info, source, output, place)
 
     own = [parsed.extra["model_folder"], "--input", str(source), "--output", str(output)]
-    return run_ranks("predict", parsed, own, be_rank)
+    is_done = False
+    try:
+        status = run_ranks("predict", parsed, own, be_rank)
+        is_done = status == 0
+    finally:
+        if not is_done and _speaks():
+            tell_what_is_kept(output)
+    return status
+
+
+def _speaks() -> bool:
+    """Whether no other process of the run tells the user how it ended."""
+    info = read_rank(os.environ)
+    return info is None or (info.rank == 0 and not info.is_ours)
+
+
+def tell_what_is_kept(output: Path) -> None:
+    """Say how to go on with predictions that were not finished, if some were made."""
+    from fleetune.evaluate.growing import partial_of, read_progress
+
+    if (progress := read_progress(output)) is not None and progress.num_rows:
+        print(
+            f"predictions up to row {progress.last_row:,} are kept in {partial_of(output)}: the same command goes on "
+            "behind it",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def check_files(source: Path, output: Path) -> None:

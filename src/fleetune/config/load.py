@@ -194,7 +194,8 @@ def _retired(field: str, value: Any) -> tuple[list[str], dict[str, Any], list[st
     """Notices, settings and problems of a retired word."""
     entry, word = RETIRED[field], str(value).strip().lower()
     if word in entry.refuses or (entry.accepts is not None and word not in entry.accepts):
-        return [], {}, [f"--{field} {value}: {entry.says}"]
+        shown = "(not shown)" if entry.is_secret else value
+        return [], {}, [f"--{field} {shown}: {entry.says}"]
     if entry.accepts is not None or (not entry.takes_value and word in ("false", "no", "0", "off")):
         return [], {}, []  # it asks for what happens anyway, or for nothing
     return [f"--{field}: {entry.says}"], entry.becomes.get(word, {}), []

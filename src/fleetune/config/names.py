@@ -23,6 +23,7 @@ ALIASES = {
     "evaluation_strategy": "eval_strategy",
     "max_val_samples": "max_eval_samples",
     "max_test_samples": "max_predict_samples",
+    "push_to_hub_model_id": "hub_model_id",
     "nproc_per_node": "processes",
     "num_processes": "processes",
     "resume": "resume_from_checkpoint",
@@ -45,10 +46,17 @@ class Retired:
     """Values (lower case text) that ask for what happens anyway; all others are refused with `says`. None: any."""
     refuses: frozenset[str] = frozenset()
     """Values (lower case text) that ask for something else and are refused with `says`."""
+    is_secret: bool = False
+    """Whether no message may repeat the value."""
 
 
 def _flag(says: str, **more: Any) -> Retired:
     return Retired(says=says, takes_value=False, **more)
+
+
+def _secret(says: str) -> Retired:
+    """A setting whose value must not be given here; none is accepted, or repeated."""
+    return Retired(says=says, accepts=frozenset(), is_secret=True)
 
 
 def _unsupported(what: str, *neutral: str) -> Retired:
@@ -94,7 +102,10 @@ RETIRED: dict[str, Retired] = {
     "eval_all_checkpoints": _flag("checkpoints are evaluated as they are made; see --eval_strategy"),
     "include_inputs_for_metrics": _flag("metrics are those of the task"),
     "torch_compile": _flag("eager mode is used: on CPUs it measured no slower"),
-    "push_to_hub": _unsupported("uploading to the hub"),
+    "hub_token": _secret("everyone on the host sees a command line: say `hf auth login`, or set HF_TOKEN"),
+    "push_to_hub_token": _secret("see --hub_token: say `hf auth login`, or set HF_TOKEN"),
+    "hub_strategy": Retired(says="the finished model is uploaded, once", accepts=frozenset({"end"})),
+    "hub_always_push": _flag("the finished model is uploaded, once"),
     "run_name": Retired(says="a run is named by its output folder"),
     "logging_first_step": _flag("the log is written every --logging_steps updates"),
     "log_level": Retired(says="fleetune says what matters, once"),

@@ -122,6 +122,9 @@ class RunConfig:
     save_total_limit: int | None = setting(2, "output", "checkpoints to keep; the best one is always among them", at_least=1)
     logging_steps: int = setting(10, "output", "updates between two lines of the log", at_least=1)
     report_to: Literal["tensorboard", "none"] = setting("tensorboard", "output", "experiment tracker")
+    push_to_hub: bool = setting(False, "output", "upload the finished model and its card to the Hugging Face hub, as whom `hf auth login` or HF_TOKEN says")
+    hub_model_id: str | None = setting(None, "output", "repository to upload to, as me/my-model; none: the name of the output folder")
+    hub_private_repo: bool | None = setting(None, "output", "whether a repository that is made for it is private; none: as the hub has it by default")
 
     processes: int | None = setting(None, "run", "ranks of each host; none: one per NUMA node, or what an outer launcher started", at_least=1)
     grad_dtype: Literal["float32", "bfloat16"] = setting("float32", "run", "what gradients cross the network in; bfloat16: half the bytes, rounded with error feedback")

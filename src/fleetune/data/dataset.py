@@ -9,7 +9,6 @@ from pathlib import Path
 
 from fleetune.data.columns import apply_header, match_layout
 from fleetune.data.examples import Reading
-from fleetune.data.inputs import PreparedInputs, prepare_inputs
 from fleetune.data.label_sets import with_label_columns
 from fleetune.data.notices import notices_of
 from fleetune.data.problems import PROBLEMS, discover_task
@@ -37,7 +36,7 @@ from fleetune.data.tokens import (
 )
 from fleetune.errors import ConfigError
 
-__all__ = ["DataSettings", "PreparedInputs", "TaskData", "prepare_data", "prepare_inputs"]
+__all__ = ["DataSettings", "TaskData", "prepare_data"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Literal, NamedTuple
@@ -138,30 +138,53 @@ class TextReader(ExampleReader):
         return lambda row: _checked(row, reading)
 
 
-def read_examples(source: Source, reading: Reading, log: BadRowLog) -> Iterator[Example]:
+def read_examples(
+    source: Source, reading: Reading, log: Callable[[BadRow], None], rows: Iterable[Row] | None = None
+) -> Iterator[Example]:
     """Stream the examples of a source.
 
     Args:
         source: An opened source that has the columns.
         reading: How to read it.
-        log: Gets the bad rows that are skipped.
+        log: Told of the bad rows that are skipped.
+        rows: Some of the source's rows, with the cells of the columns that are wanted; None: all.
 
     Raises:
         DataError: A bad row, with `on_bad_row="error"`; some further ones are listed with it.
     """
-    checked = _checked_rows(source, reading)
+    checked = _checked_rows(source, reading, rows)
     for item in checked:
         if isinstance(item, Example):
             yield item
         elif reading.on_bad_row == "error":
             raise _with_further(source.name, item, checked)
         else:
-            log.add(item)
+            log(item)
 
 
-def _checked_rows(source: Source, reading: Reading) -> Iterator[Example | BadRow]:
+def check_rows(source: Source, reading: Reading) -> int:
+    """Read all rows of a source, and count them, good and bad.
+
+    Raises:
+        DataError: A bad row, with `on_bad_row="error"`, or none but bad ones.
+    """
+    log = BadRowLog()
+    num_good = sum(1 for _ in read_examples(source, reading, log.add))
+    if num_good == 0:
+        raise no_examples(source.name, log)
+    return num_good + log.total
+
+
+def no_examples(file: str, log: BadRowLog) -> DataError:
+    """The error of a file of which nothing can be used."""
+    bad = "the only one is" if log.total == 1 else f"all {log.total} are"
+    lines = [f"no row can be used, {bad} bad:", *map(str, log.listed[:FURTHER_SHOWN])]
+    return DataError("\n  ".join(lines), file=file)
+
+
+def _checked_rows(source: Source, reading: Reading, rows: Iterable[Row] | None) -> Iterator[Example | BadRow]:
     read = reading.texts.start(reading)
-    for row in islice(source.rows(reading.wanted), reading.max_rows):
+    for row in islice(source.rows(reading.wanted), reading.max_rows) if rows is None else rows:
         if row.problem is None:
             yield read(row)
         else:

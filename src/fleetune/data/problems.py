@@ -30,8 +30,8 @@ class FoundTask:
 class ProblemData:
     """How the data of one kind of task are read."""
 
-    texts: Callable[[Task, Role], ExampleReader]
-    """What an example consists of, in a split of a role."""
+    texts: Callable[[Task, Role | None], ExampleReader]
+    """What an example consists of, in a split of a role, or in a file that is of no split."""
     labels: Callable[[Task, str | None], LabelReader]
     """(task, `--label_delimiter`) -> what reads its labels."""
     encoder: Callable[[Task, int], Encoder]
@@ -162,7 +162,9 @@ PROBLEMS: dict[Problem, ProblemData] = {
     ),
     "question_answering": ProblemData(
         texts=lambda task, role: QuestionReader(
-            may_lack_answers=task.may_lack_answers, answers_must_fit=role == "train"
+            may_lack_answers=task.may_lack_answers,
+            answers_must_fit=role == "train",
+            ids_must_differ=role is not None,
         ),
         labels=lambda task, delimiter: AnswerReader(),
         encoder=lambda task, stride: WindowEncoder(stride),

@@ -74,6 +74,9 @@ class QuestionReader(ExampleReader):
     """Whether a labelled question may have no answer."""
     answers_must_fit: bool
     """Whether one of the answers must be in the context: there is nothing to learn from others, but to score."""
+    ids_must_differ: bool = True
+    """Whether an id may be there once only: answers are scored, and written into files, by it. To check that, all
+    ids are kept in memory."""
 
     def rules(self) -> str:
         """See `ExampleReader.rules`."""
@@ -93,7 +96,7 @@ class QuestionReader(ExampleReader):
         question, context = map(str, row.cells[:2])
         column = columns.id
         try:
-            own_id = _id(row, reading, rows_of)
+            own_id = _id(row, reading, rows_of if self.ids_must_differ else {})
             column = columns.label
             found = reading.label_of(row.cells)
             answers, moved = (None, None) if found is None else self._placed(found, context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,12 @@ def metric_text(results: dict[str, Any]) -> str:
     return "  ".join(f"{k.removeprefix('eval_')} {'undefined' if v is None else f'{v:.4f}'}" for k, v in shown.items())
 
 
-def write_predictions(path: Path, logits: FloatArray, table: TokenTable, outputs: Outputs) -> None:
+def prediction_lines(logits: FloatArray, table: TokenTable, outputs: Outputs) -> Iterator[str]:
     """One JSON object a line, in the split's order; see `Outputs.lines`."""
+    return (json.dumps(entry, ensure_ascii=False) + "\n" for entry in outputs.lines(logits, table))
+
+
+def write_predictions(path: Path, logits: FloatArray, table: TokenTable, outputs: Outputs) -> None:
+    """The same as a file."""
     with path.open("w", encoding="utf-8") as file:
-        for entry in outputs.lines(logits, table):
-            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        file.writelines(prediction_lines(logits, table, outputs))

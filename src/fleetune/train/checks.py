@@ -7,6 +7,7 @@ from fleetune.config.run import check_train
 from fleetune.config.tuning import objective_problem
 from fleetune.data.tasks import Problem, find_task
 from fleetune.errors import ConfigError
+from fleetune.hub.upload import check_login
 from fleetune.model.adapter_folder import is_adapter
 from fleetune.train.checkpoint import named_checkpoint
 from fleetune.train.output import check_occupied
@@ -38,6 +39,8 @@ def check_before_start(config: RunConfig, *, has_files: bool = True) -> None:
         raise ConfigError(f"--model {config.model}: an adapter cannot have an adapter of its own: give the model "
                           "that it was merged into (--lora_merge), or train without --lora_r")  # fmt: skip
     check_occupied(config)
+    if config.push_to_hub:
+        check_login()
 
 
 def known_problem(config: RunConfig) -> Problem | None:

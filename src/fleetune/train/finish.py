@@ -8,10 +8,12 @@ from typing import Any
 from fleetune.evaluate.outputs import outputs_of
 from fleetune.evaluate.predict import FloatArray
 from fleetune.evaluate.score import metric_text, write_predictions
-from fleetune.files import write_json
+from fleetune.files import disk_errors, write_files, write_json
+from fleetune.hub.card import CARD, write_card
+from fleetune.hub.upload import upload
 from fleetune.model.load import drop_other_weights, save_model
 from fleetune.train.loop import evaluate, log, make_predictor
-from fleetune.train.output import kept_settings, write_files
+from fleetune.train.output import kept_settings
 from fleetune.train.run import Evaluation, TrainingRun
 from fleetune.train.saving import TRAINER_STATE_FILE, load_best, trainer_state
 
@@ -26,6 +28,25 @@ def finish(run: TrainingRun) -> None:
     run.ranks.on_first(lambda: write_output(run, results, logits))
     run.terminal.say(f"final  {metric_text(results)}" if results else "finished without an evaluation")
     tell(run)
+    run.ranks.on_first(lambda: publish(run))
+
+
+def publish(run: TrainingRun) -> None:
+    """Write the model card, and upload the model where that is asked for; a failed upload ends nothing."""
+    config, record = run.config, run.record
+    assert config.output_dir is not None
+    record.step = run.state.step
+    name = (config.hub_model_id or config.output_dir.absolute().name).rpartition("/")[2]
+    with disk_errors(config.output_dir / CARD):
+        told = write_card(config.output_dir, record, name)
+    if told is not None:
+        run.terminal.say(told)
+    if config.push_to_hub:
+        with record.phase("upload"):
+            line = upload(config.output_dir, config.hub_model_id or name, private=config.hub_private_repo,
+                          message=f"fine-tuned by fleetune for {record.task['name']}")  # fmt: skip
+        record.notices.append(line)
+        run.terminal.say(line)
 
 
 def evaluate_last(run: TrainingRun, weights_of_step: int) -> Evaluation | None:

@@ -14,6 +14,7 @@ from fleetune.cluster.outputs import LOG_FOLDER
 from fleetune.config import RunConfig
 from fleetune.errors import OutputError
 from fleetune.files import disk_errors
+from fleetune.hub.card import CARD, is_ours
 from fleetune.report.record import RECORD_FILE, RunRecord, read_record
 from fleetune.train.checkpoint import clear_leftovers, list_checkpoints, step_of
 
@@ -32,7 +33,8 @@ NEUTRAL_SETTINGS = frozenset({
     "overwrite_cache", "report_to", "logging_steps", "save_strategy", "save_steps", "save_total_limit", "do_eval",
     "do_predict", "test_file", "max_predict_samples", "per_device_eval_batch_size", "eval_strategy", "eval_steps",
     "n_best_size", "max_answer_length", "null_score_diff_threshold", "base_model", "lora_merge",
-    "gradient_checkpointing", "early_stopping_patience", "early_stopping_threshold",
+    "gradient_checkpointing", "early_stopping_patience", "early_stopping_threshold", "push_to_hub", "hub_model_id",
+    "hub_private_repo",
 })  # fmt: skip
 """Settings that may change when a run goes on: they do not touch the weights, or do so through `PLAN_NUMBERS`."""
 
@@ -211,25 +213,11 @@ def clear_earlier_run(folder: Path) -> None:
     results = [f"{name}_results.json" for name in ("train", "eval", "all")]
     of_kinds = ("predictions.txt", "eval_*predictions.json", "predict_*predictions.json", "*_null_odds.json")
     of_all = ("predictions_*.jsonl", "predict_results_*.txt")
+    if (card := folder / CARD).is_file() and is_ours(card.read_text(encoding="utf-8", errors="replace")):
+        card.unlink()
     for pattern in (logs, *results, "trainer_state.json", *of_all, *of_kinds, RECORD_FILE):
         for path in folder.glob(pattern):
             path.unlink()
-
-
-def write_files(folder: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a temporary folder, then move its files into place, so that no file is ever half written.
-
-    Raises:
-        OutputError: The disk is full or cannot be written.
-    """
-    unfinished = folder / ".final.writing"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    with disk_errors(folder, unfinished):
-        unfinished.mkdir()
-        write(unfinished)
-        for path in sorted(unfinished.iterdir()):
-            os.replace(path, folder / path.name)
-        unfinished.rmdir()
 
 
 def check_room(folder: Path, model_bytes: int, num_checkpoints: int, moment_bytes: int | None = None) -> None:

@@ -8,7 +8,15 @@ from itertools import count, islice
 from pathlib import Path
 
 from fleetune.data.sources.encoding import read_lines, read_text
-from fleetune.data.sources.rows import MISSING, Row, Source, count_lines, file_digest, refuse_duplicate_columns
+from fleetune.data.sources.rows import (
+    MISSING,
+    READ_BYTES,
+    Row,
+    Source,
+    count_lines,
+    file_digest,
+    refuse_duplicate_columns,
+)
 from fleetune.data.sources.squad import SquadFile
 from fleetune.errors import DataError
 
@@ -130,7 +138,8 @@ class ParquetFile(Source):
         """Stream every record, numbered from 1; see `Source.rows`."""
         numbers = count(1)
         try:
-            with self._reader(self._path) as file:
+            # Pages of a column as they are needed, not all of a row group, which may be the whole file.
+            with self._reader(self._path, buffer_size=READ_BYTES, pre_buffer=False) as file:
                 for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=list(dict.fromkeys(columns))):
                     cells_of = [batch.column(name).to_pylist() for name in columns]
                     for cells in zip(*cells_of, strict=True):

@@ -1,5 +1,6 @@
 """Token tables: examples become tokens, in memory-mapped arrays, in a cache that finds them again."""
 
+from fleetune.data.tokens.blocks import table_of_blocks
 from fleetune.data.tokens.cache import CachedTable, Progress, TableRequest, load_or_build
 from fleetune.data.tokens.table import UNLABELLED, DamagedTableError, TokenTable
 from fleetune.data.tokens.tokenizing import (
@@ -26,6 +27,7 @@ __all__ = [
     "WindowEncoder",
     "WordEncoder",
     "load_or_build",
+    "table_of_blocks",
     "tokenise",
     "tokenizer_identity",
     "usable_length",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from fleetune.data.examples import BadRowLog, Reading, read_examples
+from fleetune.data.examples import BadRowLog, Reading, no_examples, read_examples
 from fleetune.data.sources import Source
 from fleetune.data.tokens.table import FORMAT_VERSION, DamagedTableError, TokenTable
 from fleetune.data.tokens.tokenizing import Encoder, TextEncoder, TokenBlock, Tokenizer, tokenise
@@ -26,7 +26,6 @@ Progress = Callable[[int, int | None], None]
 PARTIAL_SUFFIX = ".partial"
 # A build killed outright leaves its partial folder behind; none that is alive is this old.
 STALE_PARTIAL_S = 24 * 3600.0
-BAD_ROWS_SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +123,7 @@ def _fill(request: TableRequest, partial: Path, progress: Progress | None) -> No
     total = source.total_rows() if progress else None
     if total is not None and request.reading.max_rows is not None:
         total = min(total, request.reading.max_rows)
-    examples = read_examples(source, request.reading, log)
+    examples = read_examples(source, request.reading, log.add)
     with TableWriter(partial, request.reading.labels) as writer:
         for block in tokenise(examples, request.tokenizer, request.max_length, request.encoder):
             _take_bad_rows(block, request, log)
@@ -132,7 +131,7 @@ def _fill(request: TableRequest, partial: Path, progress: Progress | None) -> No
             if progress:
                 progress(writer.num_examples + log.total, total)
         if writer.num_examples == 0:
-            raise _no_examples(source.name, log)
+            raise no_examples(source.name, log)
         writer.finish(log, split=request.split, source=source.name, columns=request.reading.columns)
     if progress:
         progress(writer.num_examples + log.total, writer.num_examples + log.total)
@@ -149,12 +148,6 @@ def _take_bad_rows(block: TokenBlock, request: TableRequest, log: BadRowLog) -> 
             reason = f"{bad.reason}\n  (--on_bad_row skip leaves bad rows out and lists them)"
             raise DataError(reason, file=request.source.name, row=bad.row, column=bad.column)
         log.add(bad)
-
-
-def _no_examples(file: str, log: BadRowLog) -> DataError:
-    bad = "the only one is" if log.total == 1 else f"all {log.total} are"
-    lines = [f"no row can be used, {bad} bad:", *map(str, log.listed[:BAD_ROWS_SHOWN])]
-    return DataError("\n  ".join(lines), file=file)
 
 
 def _publish(partial: Path, folder: Path, *, replace_existing: bool) -> TokenTable:

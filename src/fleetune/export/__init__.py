@@ -1,0 +1,1 @@
+"""Finished models as files for other runtimes."""
