@@ -210,7 +210,7 @@ def trainer_arguments(transformers: Any, seed: int, folder: Path) -> Any:
         dataloader_pin_memory=False,
         eval_strategy="epoch",
         save_strategy="no",
-        report_to="none",
+        report_to=("none",),
         disable_tqdm=True,
     )
 
@@ -244,7 +244,7 @@ def run_fleetune(options: argparse.Namespace, seed: int, folder: Path) -> Epochs
         threads=options.threads,
         eval_strategy="epoch",
         save_strategy="no",
-        report_to="none",
+        report_to=("none",),
     )
     finetune(config)
     state = json.loads((folder / "out" / "trainer_state.json").read_text(encoding="utf-8"))

@@ -127,7 +127,7 @@ def prepare_run(options: argparse.Namespace, folder: Path) -> tuple[TrainingRun,
         logging_steps=500,  # as `Trainer`
         do_eval=False,
         save_strategy="no",
-        report_to="none",
+        report_to=("none",),
         threads=options.threads,
         **FLOAT32_SETTINGS,
         **data_settings(options, folder),

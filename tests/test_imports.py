@@ -18,7 +18,10 @@ from tests.conftest import REPOSITORY, environment
 SOURCE = REPOSITORY / "src"
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "sklearn", "pyarrow", "datasets")
 
-LIGHT = ("config", "errors", "files", "cluster", "hardware", "cost", "report", "hub", "doctor", "bench", "cli")
+LIGHT = (
+    *("config", "errors", "files", "cluster", "hardware", "cost", "report", "hub", "doctor", "bench", "cli", "timing"),
+    "trackers",
+)
 """Rooms of the law; those that do not exist yet are part of it from their first module on."""
 MAY_BE_HEAVY = ("fleetune.hardware.probes",)
 
@@ -27,12 +30,14 @@ BELOW: dict[str, set[str]] = {
     "files": {"errors"},
     "config": {"errors"},
     "hardware": {"errors"},
-    "report": {"errors", "files"},
+    "timing": set(),
+    "trackers": set(),
+    "report": {"errors", "files", "timing"},
     "cluster": {"errors", "config", "hardware"},
     "doctor": {"errors", "files", "config", "hardware", "cluster"},
-    "comm": {"errors", "files", "config", "hardware", "cluster", "kernels"},
+    "comm": {"errors", "files", "config", "hardware", "cluster", "kernels", "timing"},
     "data": {"errors", "files", "config", "hardware", "comm", "report"},
-    "kernels": {"errors", "files", "config", "hardware"},
+    "kernels": {"errors", "files", "config", "hardware", "timing"},
     "model": {"errors", "files", "config", "hardware", "comm", "data", "kernels"},
     "evaluate": {"errors", "files", "config", "hardware", "report", "cluster", "comm", "data", "kernels", "model"},
     "export": {
@@ -41,10 +46,10 @@ BELOW: dict[str, set[str]] = {
     "hub": {"errors", "files", "config", "hardware", "report"},
     "train": {
         *("errors", "files", "config", "hardware", "report", "cluster", "comm", "data", "kernels", "model"),
-        *("evaluate", "hub"),
+        *("evaluate", "hub", "timing", "trackers"),
     },
     "bench": {"errors", "files", "config", "hardware", "report", "cluster"},
-    "cli": {"errors", "files", "config", "hardware", "report", "cluster", "data", "doctor", "bench"},
+    "cli": {"errors", "files", "config", "hardware", "report", "cluster", "data", "doctor", "bench", "timing"},
     "__main__": {"cli"},
     "__init__": set(),
 }
@@ -146,12 +151,12 @@ def test_nothing_imports_the_command_line() -> None:
 
 
 def test_report_sees_only_records() -> None:
-    """Of fleetune `errors` and `files`; else the standard library and rich."""
+    """Of fleetune `errors`, `files` and `timing`; else the standard library and rich."""
     for module in (m for m in MODULES if room_of(m) == "report"):
         names = set(imports(ast.parse(MODULES[module].read_text(encoding="utf-8")), everywhere=True))
         for name in names:
             if name.split(".")[0] == "fleetune":
-                assert room_of(name) in ("errors", "files", "report"), f"{module} imports {name}"
+                assert room_of(name) in ("errors", "files", "report", "timing"), f"{module} imports {name}"
             else:
                 assert name.split(".")[0] in {*sys.stdlib_module_names, "rich"}, f"{module} imports {name}"
 

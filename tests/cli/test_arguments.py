@@ -70,6 +70,7 @@ def test_help_shows_every_setting_with_its_default(capsys: pytest.CaptureFixture
     for field in dataclasses.fields(RunConfig):
         assert f"--{field.name} " in text
         default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+        default = ",".join(default) if isinstance(default, tuple) else default
         shown = text.split(f" --{field.name} ", 1)[1]
         meaning = " ".join(field.metadata["help"].split())
         assert meaning in shown

@@ -61,6 +61,7 @@ def main(told: dict[str, Any]) -> None:
 
     from fleetune.comm.hosts import Team
     from fleetune.comm.sync import GradientSync, SyncOptions, Table
+    from fleetune.timing.clocks import RankClocks
 
     hosts, rank, folder = told["hosts"], told["rank"], Path(told["folder"])
     world_size = sum(map(len, hosts))
@@ -85,9 +86,10 @@ def main(told: dict[str, Any]) -> None:
     options = SyncOptions(
         dtype=getattr(torch, told.get("dtype", "float32")), bucket_bytes=told.get("bucket_bytes"),
     )  # fmt: skip
+    clocks = RankClocks()
     sync = GradientSync(
         list(parameters.values()), [STAGES[name] for name in ORDER], table, team,
-        dist.PrefixStore("sync", store), options,
+        dist.PrefixStore("sync", store), options, clocks,
     )  # fmt: skip
     sent.clear()
     found: dict[str, torch.Tensor] = {}
@@ -110,6 +112,8 @@ def main(told: dict[str, Any]) -> None:
             found.clear()
             time.sleep(told["pause_s"])
     (folder / f"sent-{rank}.json").write_text(json.dumps(sent))
+    counted = {"sent_bytes": clocks.sent_bytes, "worked_ns": clocks.exchange.read_ns(), "hidden_ns": clocks.hidden_ns}
+    (folder / f"clocks-{rank}.json").write_text(json.dumps(counted))
     save_file(found, folder / f"rank-{rank}.safetensors")
     sync.close()
     dist.barrier()

@@ -133,6 +133,24 @@ def test_only_the_touched_rows_are_sent(start: Start, tmp_path: Path, dtype: str
     assert sent["2"] == 4 * padded_to_lines(len(rows) * WIDTH)
 
 
+@pytest.mark.parametrize("hosts", ["three hosts", "two hosts of two", "one host of two"])
+def test_sent_bytes_are_counted(start: Start, tmp_path: Path, hosts: str) -> None:
+    """What the clocks of a rank say it sent is what it has handed to the network; nothing, where it does not cross it.
+
+    2 to 4 ranks.
+    """
+    ranks = start(HOSTS[hosts], updates=3)
+    finish(ranks, tmp_path)
+    leaders = {ranks[0] for ranks in HOSTS[hosts]} if len(HOSTS[hosts]) > 1 else set()
+    for rank in range(len(ranks)):
+        sent = json.loads((tmp_path / f"sent-{rank}.json").read_text())
+        counted = json.loads((tmp_path / f"clocks-{rank}.json").read_text())
+        assert counted["sent_bytes"] == sum(sent.values())
+        assert (counted["sent_bytes"] > 0) == (rank in leaders)
+        assert 0 <= counted["hidden_ns"] <= counted["worked_ns"]
+        assert counted["worked_ns"] > 0
+
+
 def padded_to_lines(count: int) -> int:
     return -(-count // 32) * 32
 

@@ -26,7 +26,7 @@ OTHER: dict[str, Any] = {
     "eval_strategy": "no", "eval_steps": 11, "per_device_eval_batch_size": 12, "load_best_model_at_end": False,
     "metric_for_best_model": "eval_loss", "greater_is_better": False, "output_dir": "out", "overwrite_output_dir": True,
     "resume_from_checkpoint": "auto", "save_strategy": "no", "save_steps": 13, "save_total_limit": None,
-    "logging_steps": 14, "report_to": "none", "push_to_hub": True, "hub_model_id": "a/b",
+    "logging_steps": 14, "report_to": ["wandb", "mlflow"], "profile": 17, "push_to_hub": True, "hub_model_id": "a/b",
     "hub_private_repo": True, "processes": 15, "threads": 16,
     "grad_dtype": "bfloat16", "local_steps": 1, "ddp_timeout": 17,
     "label_delimiter": "|", "version_2_with_negative": True, "doc_stride": 64, "n_best_size": 5,

@@ -84,7 +84,8 @@ def test_minus_one_is_read_as_not_set(name: str, given: Any) -> None:
         ("text_column_names", 5, "a list of names is expected"), ("text_column_names", {"a": 1}, "a list of names"),
         ("text_column_names", ["a", ["b"]], "a list of names"), ("lr_scheduler_type", "cosin", "did you mean cosine?"),
         ("eval_strategy", "epochs", "one of no, steps, epoch is expected (did you mean epoch?)"),
-        ("scale_lr", "Linear", "one of linear, sqrt, none is expected"), ("report_to", "wandb", "tensorboard, none"),
+        ("scale_lr", "Linear", "one of linear, sqrt, none is expected"),
+        ("report_to", "wand", "mlflow, all, none is expected (did you mean wandb?)"),
     ],
 )  # fmt: skip
 def test_a_value_that_does_not_fit_is_quoted_with_what_is_expected(name: str, given: Any, expected: str) -> None:

@@ -90,7 +90,7 @@ def test_only_the_first_host_has_model_and_data(lab: Lab, kept: Path) -> None:
     first, *others = lab
     alone = first.run(training("one", per_device_train_batch_size=33), env=environment_of(None, ""), timeout=200)
     assert alone.returncode == 0, alone.stdout + alone.stderr
-    ended = run_on(lab.hosts, training("three"))
+    ended = run_on(lab.hosts, training("three", profile=2))
     assert [status for status, _ in ended] == [0, 0, 0], ended
     assert [said for _, said in ended[1:]] == ["", ""]
     one, three = copied_back(lab, kept, "one"), copied_back(lab, kept, "three")
@@ -109,6 +109,7 @@ def test_only_the_first_host_has_model_and_data(lab: Lab, kept: Path) -> None:
     roster = read_json(three / "record.json")["roster"]
     assert [(facts["rank"], facts["host"]) for facts in roster] == [(0, "node1"), (1, "node2"), (2, "node3")]
     assert [facts["address"] for facts in roster] == [host.address for host in lab]
+    check_traffic(three)
 
     again = run_on(lab.hosts, training("again"))
     assert [status for status, _ in again] == [0, 0, 0], again
@@ -116,6 +117,20 @@ def test_only_the_first_host_has_model_and_data(lab: Lab, kept: Path) -> None:
     assert (copied_back(lab, kept, "again") / "model.safetensors").read_bytes() == (
         three / "model.safetensors"
     ).read_bytes()
+
+
+def check_traffic(output: Path) -> None:
+    """Every rank leads its host: it tells what it sent, and what went through the interface, which is more."""
+    for rank, figures in enumerate(read_json(output / "record.json")["time"]["per_rank"]):
+        interface = figures["interface"]
+        assert 0 < figures["sent_bytes"] <= interface["sent_bytes"]
+        assert interface["received_bytes"] > 0
+        assert interface["name"] != "lo"
+        events = read_json(output / f"trace_rank_{rank}.json")["traceEvents"]
+        steps = [event["args"] for event in events if event["name"].startswith("step ")]
+        assert len(steps) == 2
+        assert all(step["interface"] == interface["name"] for step in steps)
+        assert sum(step["sent_bytes"] for step in steps) > 0
 
 
 def model_files(folder: Path) -> list[str]:

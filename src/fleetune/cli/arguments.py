@@ -97,6 +97,7 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], kin
 
 def _help(field: dataclasses.Field[Any], aliases: list[str]) -> str:
     default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+    default = ",".join(default) if isinstance(default, tuple) else default
     text = field.metadata["help"] + ("" if default is None else f" (default: {default})")
     text += f"; also --{', --'.join(aliases)}" if aliases else ""
     return str(text).replace("%", "%%")

@@ -15,6 +15,8 @@ from fleetune.cluster.rank import read_rank, speaks_for_all
 from fleetune.cluster.start import plan_ranks, silence_connections, start_ranks, starts_elsewhere
 from fleetune.config import RunConfig
 from fleetune.hardware.pinning import take_place
+from fleetune.timing.clock import Clock, process_begun_ns
+from fleetune.timing.clocks import RankClocks
 
 DESCRIPTION = """Fine-tune an encoder for classification or regression of texts, for tags of words, or for answers to
 questions. The names of the settings are those of transformers' run_glue.py, run_classification.py, run_ner.py,
@@ -57,6 +59,7 @@ def train(config: RunConfig, *, dry_run: bool = False) -> int:
 
 def be_rank(config: RunConfig) -> int:
     """This process as one rank of the run."""
+    clocks = RankClocks(Clock("imports", process_begun_ns()))
     info = read_rank(os.environ)
     plan = plan_ranks(info, processes=config.processes, threads=config.threads)
     silence_connections()
@@ -65,7 +68,7 @@ def be_rank(config: RunConfig) -> int:
     from fleetune.train.program import run_rank
 
     try:
-        run_rank(config, info, place)
+        run_rank(config, info, place, clocks)
     except Stopped as stop:
         return 128 + stop.signal_number
     return 0

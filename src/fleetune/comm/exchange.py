@@ -23,6 +23,8 @@ from torch.distributed import Work
 from fleetune.comm.buckets import Phase, padded
 from fleetune.comm.hosts import SharedMemory, Team
 from fleetune.kernels.library import raw_ops
+from fleetune.timing.clock import Work as TimedWork
+from fleetune.timing.clocks import RankClocks
 
 Finish = Callable[[], None]
 """Waits for an exchange that was started, and does what comes after it."""
@@ -78,11 +80,13 @@ class Bucket:
         group: The first ranks of all hosts; None on the others, and with one host.
         memory: What this host's ranks share; None if there is one rank.
         offset: Where the bucket begins in that memory.
+        clocks: Told how long the rank's thread works on it, and how many bytes it sends.
     """
 
     def __init__(self, number: int, room: int, team: Team, dtype: torch.dtype, group: dist.ProcessGroup | None,
-                 memory: SharedMemory | None, offset: int) -> None:  # fmt: skip
+                 memory: SharedMemory | None, offset: int, clocks: RankClocks) -> None:  # fmt: skip
         self._number, self._team, self._group, self._memory = number, team, group, memory
+        self._clocks = clocks
         self._room = padded(room, team.num_shares)
         if memory is None:
             self._slots_LN = torch.empty(1, self._room)
@@ -138,6 +142,11 @@ class Bucket:
     def start_reduce(self) -> Finish:
         """Wait for the gradients of this host's ranks, and start to add them up over hosts."""
         self.packed.result()
+        self._await(Counter.PACKED)
+        with self._working("reduce"):
+            return self._start_reduce()
+
+    def _start_reduce(self) -> Finish:
         squares = self._add_up_host()
         if self._group is None:
             return lambda: self.reduced.set_result(squares)
@@ -145,7 +154,7 @@ class Bucket:
         sent = self._result[: self._count]
         if self._rounding is not None:
             sent = self._rounding.round_whole(sent)
-        sending = self._each_peer(dist.isend, sent, "reduce")
+        sending = self._send(sent, "reduce")
 
         def finish() -> None:
             self._share(self._parts).copy_(self._share(sent))
@@ -157,16 +166,20 @@ class Bucket:
                 work.wait()
             self.reduced.set_result(squares)
 
-        return finish
+        return self._timed(finish, "reduce")
 
     def start_gather(self) -> Finish:
         """Start to collect the sums of all hosts; the bucket is reduced."""
         if self._group is None:
-            return self._await_result
+            return self._timed(self._await_result, "gather")
+        with self._working("gather"):
+            return self._start_gather()
+
+    def _start_gather(self) -> Finish:
         own = self._share(self._result)
         if self._rounding is not None:
             own = self._rounding.round_share(own)
-        sending = self._each_peer(dist.isend, own, "gather")
+        sending = self._send(own, "gather")
 
         def finish() -> None:
             for work in self._receiving["gather"]:
@@ -179,7 +192,26 @@ class Bucket:
                 work.wait()
             self.gathered.set_result(None)
 
-        return finish
+        return self._timed(finish, "gather")
+
+    def _working(self, phase: Phase) -> TimedWork:
+        return self._clocks.exchange.working(f"{phase} {self._number}")
+
+    def _timed(self, finish: Finish, phase: Phase) -> Finish:
+        """The same, with its time taken."""
+
+        def work() -> None:
+            with self._working(phase):
+                finish()
+
+        return work
+
+    def _send(self, numbers: Tensor, phase: Phase) -> list[Work]:
+        """Start to send to every other host; see `_each_peer`."""
+        works = self._each_peer(dist.isend, numbers, phase)
+        share = self._count // len(self._team.hosts)
+        self._clocks.sent_bytes += len(works) * share * numbers.element_size()
+        return works
 
     @property
     def _gathered_into(self) -> Tensor:
@@ -218,7 +250,6 @@ class Bucket:
         """
         if self._memory is None:
             return 0.0
-        self._await(Counter.PACKED)
         part = self._count // self._team.size
         here = slice(self._team.index * part, (self._team.index + 1) * part)
         squares: float = raw_ops().sum_parts_(self._slots_LN[:, here], self._result[here])

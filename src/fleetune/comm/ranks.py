@@ -40,6 +40,7 @@ from fleetune.comm.sync import GradientSync, SyncOptions, Table
 from fleetune.config import RunConfig
 from fleetune.errors import FleetuneError, LaunchError, PeerError
 from fleetune.kernels.library import failure_to_load, load_kernels
+from fleetune.timing.clocks import RankClocks
 
 _PATIENCE = timedelta(
     days=7
@@ -184,13 +185,13 @@ class Ranks:
             self.broadcast(mine)
 
     def sync(self, parameters: Sequence[nn.Parameter], stages: Sequence[int], table: Table | None,
-             options: SyncOptions) -> GradientSync:  # fmt: skip
+             options: SyncOptions, clocks: RankClocks) -> GradientSync:  # fmt: skip
         """What adds gradients up over these ranks; see `GradientSync`."""
         assert self._store is not None
         self._num_syncs += 1
         store = PrefixStore(f"sync/{self._num_syncs}", self._store)
         team = meet(store, self.rank, self.world_size)
-        return GradientSync(parameters, stages, table, team, store, options)
+        return GradientSync(parameters, stages, table, team, store, options, clocks)
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite the tensors of every rank with those of the first."""
@@ -201,8 +202,9 @@ class Ranks:
 
 @contextmanager
 def joined_ranks(
-    info: RankInfo | None, config: RunConfig, say: Callable[[str], None], *, threads: int | None = None
-) -> Iterator[Ranks]:
+    info: RankInfo | None, config: RunConfig, say: Callable[[str], None], *, threads: int | None = None,
+    clocks: RankClocks | None = None,
+) -> Iterator[Ranks]:  # fmt: skip
     """Meet the other ranks, load the kernels, and join the process group for the time of a `with` block.
 
     Args:
@@ -210,6 +212,7 @@ def joined_ranks(
         config: The settings: what was asked for, how long to wait, and what must be equal on all ranks.
         say: Told, on the first rank, how hosts differ, and what is to be said of the kernels.
         threads: Of this rank, where that is known already.
+        clocks: Told how long it takes to meet, and to load the kernels.
 
     Raises:
         LaunchError: The ranks cannot meet, or are not those that were asked for.
@@ -217,9 +220,12 @@ def joined_ranks(
         KernelError: The kernels were asked for, and cannot be had.
         PeerError: Another rank failed.
     """
+    clocks = clocks or RankClocks()
     if info is None or info.world_size == 1:
         roster = check_alone(own_facts(info, config, address=None, threads=threads), config)
-        if failure := failure_to_load(say):
+        with clocks.during("compiling"):
+            failure = failure_to_load(say)
+        if failure is not None:
             raise failure
         yield Ranks(None, None, roster.with_kernels([load_kernels().name]))
         return
@@ -229,11 +235,13 @@ def joined_ranks(
     else:
         os.environ.update(as_environment(info))
     with _ended_by_ctrl_c():
-        store, ranks = _meet_others(info, config, say, threads)
+        with clocks.during("meeting"):
+            store, ranks = _meet_others(info, config, say, threads, clocks)
         timeout = timedelta(seconds=config.ddp_timeout)
         if not has_group:
-            dist.init_process_group("gloo", store=PrefixStore("gloo", store), rank=info.rank,
-                                    world_size=info.world_size, timeout=timeout)  # fmt: skip
+            with clocks.during("meeting"):
+                dist.init_process_group("gloo", store=PrefixStore("gloo", store), rank=info.rank,
+                                        world_size=info.world_size, timeout=timeout)  # fmt: skip
         try:
             yield ranks
             dist.barrier()  # the first rank holds the store: it must not leave while others still read
@@ -265,7 +273,7 @@ def _beside_the_group(info: RankInfo, config: RunConfig) -> RankInfo:
 
 
 def _meet_others(
-    info: RankInfo, config: RunConfig, say: Callable[[str], None], threads: int | None
+    info: RankInfo, config: RunConfig, say: Callable[[str], None], threads: int | None, clocks: RankClocks
 ) -> tuple[Store, Ranks]:
     """The store of all ranks, and the ranks: those that were asked for, with their kernels loaded."""
     point = meeting_point(info, config.network, os.environ)
@@ -277,8 +285,9 @@ def _meet_others(
         say(point.notice)
     roster = call_roll(store, facts, config, config.timeout_s)
     # Only now: compiling takes its time, and ranks are waited for no longer than --timeout_s.
-    failure = failure_to_load(say)
-    _hear_of_kernels(store, roster, info.rank, failure, config.ddp_timeout)
+    with clocks.during("compiling"):
+        failure = failure_to_load(say)
+        _hear_of_kernels(store, roster, info.rank, failure, config.ddp_timeout)
     ranks = Ranks(info, PrefixStore("fleetune", store), roster)
     ranks.raise_any(failure)
     ranks.roster = roster.with_kernels(ranks.tell_all(load_kernels().name))

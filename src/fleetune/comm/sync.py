@@ -29,6 +29,7 @@ from fleetune.comm.buckets import Size, cut, wire_order
 from fleetune.comm.exchange import Bucket, Counter, Finish
 from fleetune.comm.hosts import SharedMemory, Team
 from fleetune.comm.link import bucket_bytes, measure_link
+from fleetune.timing.clocks import RankClocks
 
 _IN_FLIGHT = 4
 """Exchanges that are started before the first of them is finished: the wire is never idle between two."""
@@ -79,10 +80,12 @@ class GradientSync:
         team: The ranks of this host.
         store: Of all ranks.
         options: How they travel.
+        clocks: Told how long the rank packs and waits, and its thread works.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], stages: Sequence[int], table: Table | None, team: Team,
-                 store: Store, options: SyncOptions) -> None:  # fmt: skip
+                 store: Store, options: SyncOptions, clocks: RankClocks | None = None) -> None:  # fmt: skip
+        self._clocks = clocks or RankClocks()
         self.num_stages = max(stages) + 1
         self._table, self._rows = table, torch.empty(0, dtype=torch.int64)
         self._team, self._options = team, options
@@ -119,9 +122,10 @@ class GradientSync:
         if self._team.size > 1:
             memory = SharedMemory(self._team, store, sum(needed), len(Counter) * len(rooms), self._options.timeout_s)
         return [
-            Bucket(number, room, self._team, self._dtype_of(number), group, memory, sum(needed[:number]))
+            Bucket(number, room, self._team, self._dtype_of(number), group, memory, sum(needed[:number]),
+                   self._clocks)
             for number, room in enumerate(rooms)
-        ]
+        ]  # fmt: skip
 
     def _dtype_of(self, bucket: int) -> torch.dtype:
         """In which type a bucket crosses the network: the rows of a table, other ones each time, lose nothing."""
@@ -141,6 +145,10 @@ class GradientSync:
         """
         if self._failure is not None:
             raise self._failure
+        with self._clocks.during("communication"):
+            self._begin(rows)
+
+    def _begin(self, rows: Tensor | None) -> None:
         if rows is not None:
             self._rows = rows
         for number, (bucket, pieces) in enumerate(zip(self._buckets, self._pieces, strict=True)):
@@ -165,7 +173,8 @@ class GradientSync:
                 for piece in pieces:
                     if piece.parameter in self._places:
                         self._pack(piece.parameter)
-        return sum(bucket.reduced.result() for bucket in self._buckets)
+        with self._clocks.blocked():
+            return sum(bucket.reduced.result() for bucket in self._buckets)
 
     def of_stage(self, stage: int) -> Gradients:
         """The gradients of one stage, summed over ranks; waits for them.
@@ -175,7 +184,8 @@ class GradientSync:
         """
         for number, bucket in enumerate(self._buckets):
             if self._stages[number] == stage:
-                bucket.gathered.result()
+                with self._clocks.blocked():
+                    bucket.gathered.result()
                 for piece in self._pieces[number]:
                     yield piece.parameter, self._gradient(bucket.total, piece)
 
@@ -213,6 +223,10 @@ class GradientSync:
             self._pack(parameter)
 
     def _pack(self, parameter: nn.Parameter) -> None:
+        with self._clocks.during("communication"):
+            self._pack_into_place(parameter)
+
+    def _pack_into_place(self, parameter: nn.Parameter) -> None:
         place = self._places.pop(parameter)
         grad = parameter.grad
         if grad is None:

@@ -121,7 +121,8 @@ class RunConfig:
     save_steps: int = setting(500, "output", "updates between checkpoints", at_least=1)
     save_total_limit: int | None = setting(2, "output", "checkpoints to keep; the best one is always among them", at_least=1)
     logging_steps: int = setting(10, "output", "updates between two lines of the log", at_least=1)
-    report_to: Literal["tensorboard", "none"] = setting("tensorboard", "output", "experiment tracker")
+    report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "all", "none"], ...] = setting(("tensorboard",), "output", "experiment trackers, several separated by commas; all: those that are installed")
+    profile: int | None = setting(None, "output", "updates to trace on every rank, after the first two: trace_rank_N.json for chrome://tracing or Perfetto", at_least=1)
     push_to_hub: bool = setting(False, "output", "upload the finished model and its card to the Hugging Face hub, as whom `hf auth login` or HF_TOKEN says")
     hub_model_id: str | None = setting(None, "output", "repository to upload to, as me/my-model; none: the name of the output folder")
     hub_private_repo: bool | None = setting(None, "output", "whether a repository that is made for it is private; none: as the hub has it by default")
@@ -188,6 +189,8 @@ def _contradictions(config: RunConfig) -> list[str]:
     problems = []
     if config.text_column_names is not None and len(config.text_column_names) > 2:
         problems.append(f"--text_column_names names {len(config.text_column_names)} columns: one or two are expected")
+    if "none" in config.report_to and len(config.report_to) > 1:
+        problems.append(f"--report_to {','.join(config.report_to)}: none excludes the others")
     if config.load_best_model_at_end:
         problems += _best_model_problems(config)
     problems += tuning_problems(config)

@@ -46,8 +46,10 @@ def coerce(value: Any, kind: Any, limits: dict[str, float | None]) -> Any:
 
 
 def choices(kind: Any) -> tuple[str, ...]:
-    """The words a field accepts, empty when it accepts more than a list."""
+    """The words a field accepts, or each of its values does; empty when it accepts more than a list."""
     _, kind = _without_none(kind)
+    if get_origin(kind) is tuple:
+        kind = get_args(kind)[0]
     return get_args(kind) if get_origin(kind) is Literal else ()
 
 
@@ -141,7 +143,8 @@ def _to_words(value: Any, kind: Any) -> tuple[str, ...]:
     words = tuple(str(p).strip() for p in parts)
     if not words or not all(words):
         raise BadValue("names separated by commas are expected")
-    return words
+    inner = get_args(kind)[0]
+    return tuple(_to_choice(word, inner) for word in words) if get_origin(inner) is Literal else words
 
 
 _CONVERTERS = {

@@ -23,10 +23,9 @@ from fleetune.kernels.library import raw_ops
 
 def product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """a b, and the bias in every row: (M, N), in the type of `a`; any strides. Not known to autograd."""
-    if a_MK.dtype == torch.bfloat16 or torch_wins():
-        b_KN = b_KN.to(a_MK.dtype)
-        return torch.mm(a_MK, b_KN) if bias_N is None else torch.addmm(bias_N.to(a_MK.dtype), a_MK, b_KN)
-    result: Tensor = raw_ops().product(a_MK, b_KN, bias_N)
+    by_torch = a_MK.dtype == torch.bfloat16 or torch_wins()
+    multiply = raw_ops().product_by_torch if by_torch else raw_ops().product
+    result: Tensor = multiply(a_MK, b_KN, bias_N)
     return result
 
 

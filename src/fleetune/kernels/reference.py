@@ -389,6 +389,12 @@ def product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
     return torch.mm(a, b) if bias_N is None else torch.addmm(bias_N.to(a.dtype), a, b)
 
 
+def product_by_torch(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
+    """a b, plus the bias in every row if there is one: (M, N) in the type of `a`, for which the others are rounded."""
+    b = b_KN.to(a_MK.dtype)
+    return torch.mm(a_MK, b) if bias_N is None else torch.addmm(bias_N.to(a_MK.dtype), a_MK, b)
+
+
 def squared_norm(tensors: list[Tensor]) -> Tensor:
     """The sum of the squares of all elements, a float64 scalar."""
     total = torch.zeros((), dtype=torch.float64)

@@ -41,6 +41,8 @@ class RunRecord:
     """Updates done."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time of each phase."""
+    time: dict[str, Any] = field(default_factory=dict)
+    """Where the time went, by part, of every rank and as their mean: see `report/times.py` and docs/time.md."""
     throughput: dict[str, float] = field(default_factory=dict)
     """samples_per_s and tokens_per_s of training, and how many tokens padding would have added."""
     metrics: dict[str, float | None] = field(default_factory=dict)

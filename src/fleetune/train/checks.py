@@ -9,6 +9,7 @@ from fleetune.data.tasks import Problem, find_task
 from fleetune.errors import ConfigError
 from fleetune.hub.upload import check_login
 from fleetune.model.adapter_folder import is_adapter
+from fleetune.trackers.table import missing_packages
 from fleetune.train.checkpoint import named_checkpoint
 from fleetune.train.output import check_occupied
 
@@ -22,11 +23,13 @@ def check_before_start(config: RunConfig, *, has_files: bool = True) -> None:
             its host.
 
     Raises:
-        ConfigError: Lists every missing or wrong setting.
+        ConfigError: Lists every missing or wrong setting, or trackers that are not installed.
         CheckpointError: The checkpoint to resume from is not there.
         OutputError: The output folder holds something that must not be overwritten.
     """
     check_train(config, has_files=has_files)
+    if has_files and (missing := missing_packages(config.report_to)):
+        raise ConfigError(missing)
     problem = known_problem(config)
     against = None if problem is None else objective_problem(config, problem)
     if against is not None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fleetune.evaluate.outputs import outputs_of
 from fleetune.evaluate.predict import FloatArray
 from fleetune.evaluate.score import metric_text, write_predictions
-from fleetune.files import disk_errors, write_files, write_json
+from fleetune.files import disk_errors, write_files, write_json, write_whole
 from fleetune.hub.card import CARD, write_card
 from fleetune.hub.upload import upload
 from fleetune.model.load import drop_other_weights, save_model
+from fleetune.report.times import rank_figures, time_line, times_of
 from fleetune.train.loop import evaluate, log, make_predictor
 from fleetune.train.output import kept_settings
 from fleetune.train.run import Evaluation, TrainingRun
@@ -25,8 +29,11 @@ def finish(run: TrainingRun) -> None:
     results = evaluation.results if evaluation is not None else {}
     logits = (evaluation.logits if evaluation is not None else {}) | predict_test(run)
     run.record.metrics = results
-    run.ranks.on_first(lambda: write_output(run, results, logits))
+    with run.clocks.during("output"):
+        run.ranks.on_first(lambda: write_output(run, results, logits))
+        write_traces(run)
     run.terminal.say(f"final  {metric_text(results)}" if results else "finished without an evaluation")
+    run.record.time = gather_times(run)
     tell(run)
     run.ranks.on_first(lambda: publish(run))
 
@@ -63,7 +70,7 @@ def evaluate_last(run: TrainingRun, weights_of_step: int) -> Evaluation | None:
 
 def predict_test(run: TrainingRun) -> dict[str, FloatArray]:
     """Logits of the test splits, on the first rank."""
-    with run.record.phase("prediction"):
+    with run.record.phase("prediction"), run.clocks.during("prediction"):
         found = {split: make_predictor(run).logits(table) for split, table in run.test_tables.items()}
     return {split: logits for split, logits in found.items() if logits is not None}
 
@@ -91,6 +98,34 @@ def _write(run: TrainingRun, folder: Path, results: dict[str, Any], logits: dict
         outputs.write_files(folder, split, values, tables[split])
 
 
+def write_traces(run: TrainingRun) -> None:
+    """Write the traces of all ranks, which come here together; nothing where none was asked for."""
+    if run.times.tracer is None:
+        return
+    roster, rank, folder = run.ranks.roster, run.ranks.rank, run.config.output_dir
+    assert folder is not None
+    text = run.times.tracer.to_json(rank, roster.host_name(rank) if roster.members else "this host")
+    traces = run.ranks.gather(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
+    found = [trace.numpy().tobytes() for trace in traces or ()]
+    run.ranks.on_first(lambda: _write_traces(folder, found))
+    run.terminal.say(f"traces of {len(run.times.tracer.steps)} steps are in {folder}/trace_rank_*.json")
+
+
+def _write_traces(folder: Path, traces: Sequence[bytes]) -> None:
+    for rank, trace in enumerate(traces):
+
+        def write(path: Path, trace: bytes = trace) -> None:
+            path.write_bytes(trace)
+
+        write_whole(folder / f"trace_rank_{rank}.json", write)
+
+
+def gather_times(run: TrainingRun) -> dict[str, Any]:
+    """Where the time of all ranks went; they call this together."""
+    figures = rank_figures(run.clocks, run.times)
+    return times_of(run.ranks.tell_all(figures), run.times)
+
+
 def train_results(run: TrainingRun) -> dict[str, Any]:
     """The numbers of `train_results.json`, named as transformers names them."""
     losses = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
@@ -113,4 +148,5 @@ def tell(run: TrainingRun) -> None:
         f"{speed['samples_per_s']:,.1f} samples/s, {speed['tokens_per_s']:,.0f} tokens/s; "
         f"{speed['padding_avoided']:.0%} of a batch padded to the maximum length would have been padding"
     )
+    run.terminal.say(time_line(run.record.time))
     run.terminal.say(f"model, results and predictions are in {folder}, the record of the run is {folder}/record.json")

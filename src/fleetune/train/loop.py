@@ -17,6 +17,7 @@ from fleetune.evaluate.metrics import is_greater_better
 from fleetune.evaluate.outputs import outputs_of
 from fleetune.evaluate.predict import FloatArray, PredictionStopped, Predictor
 from fleetune.evaluate.score import evaluate_splits, metric_text
+from fleetune.timing.clocks import FORWARD_BACKWARD, LOOP
 from fleetune.train.interrupt import Stopped, StopRequest, listening
 from fleetune.train.run import Evaluation, TrainingRun
 from fleetune.train.saving import save_checkpoint
@@ -32,21 +33,23 @@ def train(run: TrainingRun) -> None:
     pace = Pace(run)
     with (
         pace.recorded(run),
+        steps_timed(run),
         listening(speaks=run.ranks.is_first and not run.ranks.has_own_launcher) as request,
         run.terminal.bar("training", run.plan.total_steps, "steps", run.state.step) as bar,
     ):
         if run.state.step > 0:
             evaluate_if_due(run, request)  # a stop may have come between the step and its evaluation
         while run.state.step < run.plan.total_steps and not stops_early(run):
+            run.times.begin()
             loss_sum, num_tokens = accumulate_gradients(run)
-            # One small sum tells every rank the norm, the loss, and whether anybody was asked to stop.
+            # One small sum tells every rank the norm, the loss, whether anybody was asked to stop, and who was slowest.
             own = [run.updates.squared_norm(), loss_sum, float(bool(request)), num_tokens]
-            sums = run.ranks.start_sum(torch.tensor(own, dtype=torch.float64))()
-            squared_norm, global_loss_sum, num_stopping, global_tokens = sums.tolist()
+            (squared_norm, global_loss_sum, num_stopping, global_tokens), slowest_s = add_up(run, own)
             learning_rate = run.plan.schedule.at(run.state.step)
             norm = run.updates.begin(learning_rate, squared_norm, run.config.max_grad_norm)
             pace.count(run, global_loss_sum, int(global_tokens))
             run.state.step += 1
+            run.times.end(slowest_s)
             bar.move_to(run.state.step, pace.note(run))
             if is_due(run, "steps", run.config.logging_steps) or run.state.step == run.plan.total_steps:
                 log(run, {"loss": run.state.take_mean_loss(), "grad_norm": norm, "learning_rate": learning_rate})
@@ -56,6 +59,37 @@ def train(run: TrainingRun) -> None:
             if is_due(run, run.config.save_strategy, run.config.save_steps):
                 save_checkpoint(run)
         run.updates.settle()
+
+
+@contextlib.contextmanager
+def steps_timed(run: TrainingRun) -> Iterator[None]:
+    """Take the time of the steps inside of a `with` block, to whose loop belongs what is in no other part."""
+    with run.clocks.during(LOOP):
+        run.times.open()
+        try:
+            yield
+        finally:
+            run.times.close()
+
+
+def add_up(run: TrainingRun, own: list[float]) -> tuple[list[float], float]:
+    """The sums over ranks of a few numbers of this step.
+
+    Args:
+        run: The run.
+        own: This rank's numbers.
+
+    Returns:
+        The sums, and how long the slowest rank took for the step, in seconds.
+    """
+    own_s = run.times.own_s()
+    if run.ranks.world_size == 1:
+        return own, own_s
+    each_s = [0.0] * run.ranks.world_size  # a rank fills its own place alone: the sum holds those of all
+    each_s[run.ranks.rank] = own_s
+    with run.clocks.blocked():
+        sums = run.ranks.start_sum(torch.tensor([*own, *each_s], dtype=torch.float64))().tolist()
+    return sums[: len(own)], max(sums[len(own) :])
 
 
 def accumulate_gradients(run: TrainingRun) -> tuple[float, int]:
@@ -68,18 +102,21 @@ def accumulate_gradients(run: TrainingRun) -> tuple[float, int]:
         This rank's share of the summed loss, and its tokens.
     """
     step, ranks = run.state.step, run.ranks
-    micro_batches = run.batches.micro_batches(step, ranks.rank)
-    num_targets = count_targets(run, step)
+    with run.clocks.during("data"):
+        micro_batches = run.batches.micro_batches(step, ranks.rank)
+        num_targets = count_targets(run, step)
     total, num_tokens = 0.0, 0
     for i, examples in enumerate(micro_batches):
-        batch = pack(run.train_table, examples)
-        run.classifier.module.begin_micro_batch(run.config.seed, step, micro_batch=i, rank=ranks.rank)
-        assert batch.labels is not None
-        loss: Tensor = run.objective.loss(run.classifier.module(batch), batch.labels, batch.boundaries)
-        if i == len(micro_batches) - 1:
-            run.updates.expect(step)
-        (loss / num_targets).backward()
-        total += loss.item()
+        with run.clocks.during("data"):
+            batch = pack(run.train_table, examples)
+        with run.clocks.during(FORWARD_BACKWARD):
+            run.classifier.module.begin_micro_batch(run.config.seed, step, micro_batch=i, rank=ranks.rank)
+            assert batch.labels is not None
+            loss: Tensor = run.objective.loss(run.classifier.module(batch), batch.labels, batch.boundaries)
+            if i == len(micro_batches) - 1:
+                run.updates.expect(step)
+            (loss / num_targets).backward()
+            total += loss.item()
         num_tokens += batch.num_tokens
     return total, num_tokens
 
@@ -112,7 +149,7 @@ def evaluate(run: TrainingRun, request: StopRequest | None = None) -> Evaluation
     """
     run.updates.settle()
     logits: dict[str, FloatArray] = {}
-    with run.record.phase("evaluation"):
+    with run.record.phase("evaluation"), run.clocks.during("evaluation"):
         results = evaluate_splits(
             make_predictor(run, request), run.eval_tables, outputs_of(run.task, run.classifier, run.config),
             keep=logits.__setitem__,

@@ -16,10 +16,10 @@ from fleetune.errors import OutputError
 from fleetune.files import disk_errors
 from fleetune.hub.card import CARD, is_ours
 from fleetune.report.record import RECORD_FILE, RunRecord, read_record
+from fleetune.trackers import tensorboard
 from fleetune.train.checkpoint import clear_leftovers, list_checkpoints, step_of
 
 LOCK_FILE = ".lock"
-TENSORBOARD_FOLDER = "runs"
 
 PLAN_SETTINGS = (
     "processes", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "scale_lr",
@@ -30,9 +30,9 @@ PLAN_SETTINGS = (
 NEUTRAL_SETTINGS = frozenset({
     *PLAN_SETTINGS, "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "threads", "ddp_timeout",
     "hosts", "hostfile", "launcher", "num_hosts", "network", "port_range", "timeout_s", "cache_dir",
-    "overwrite_cache", "report_to", "logging_steps", "save_strategy", "save_steps", "save_total_limit", "do_eval",
-    "do_predict", "test_file", "max_predict_samples", "per_device_eval_batch_size", "eval_strategy", "eval_steps",
-    "n_best_size", "max_answer_length", "null_score_diff_threshold", "base_model", "lora_merge",
+    "overwrite_cache", "report_to", "profile", "logging_steps", "save_strategy", "save_steps", "save_total_limit",
+    "do_eval", "do_predict", "test_file", "max_predict_samples", "per_device_eval_batch_size", "eval_strategy",
+    "eval_steps", "n_best_size", "max_answer_length", "null_score_diff_threshold", "base_model", "lora_merge",
     "gradient_checkpointing", "early_stopping_patience", "early_stopping_threshold", "push_to_hub", "hub_model_id",
     "hub_private_repo",
 })  # fmt: skip
@@ -209,10 +209,10 @@ def clear_earlier_run(folder: Path) -> None:
     for checkpoint in list_checkpoints(folder):
         shutil.rmtree(checkpoint)
     clear_leftovers(folder)
-    logs = f"{TENSORBOARD_FOLDER}/events.out.tfevents.*"
+    logs = f"{tensorboard.FOLDER}/events.out.tfevents.*"
     results = [f"{name}_results.json" for name in ("train", "eval", "all")]
     of_kinds = ("predictions.txt", "eval_*predictions.json", "predict_*predictions.json", "*_null_odds.json")
-    of_all = ("predictions_*.jsonl", "predict_results_*.txt")
+    of_all = ("trace_rank_*.json", "predictions_*.jsonl", "predict_results_*.txt")
     if (card := folder / CARD).is_file() and is_ours(card.read_text(encoding="utf-8", errors="replace")):
         card.unlink()
     for pattern in (logs, *results, "trainer_state.json", *of_all, *of_kinds, RECORD_FILE):

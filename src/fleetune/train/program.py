@@ -13,6 +13,7 @@ from typing import Any
 from fleetune.cluster.outputs import LOG_FOLDER
 from fleetune.cluster.rank import RankInfo, read_rank, speaks_for_all
 from fleetune.cluster.start import start_ranks, starts_elsewhere
+from fleetune.comm.meeting import GLOO_INTERFACE
 from fleetune.comm.ranks import Ranks, joined_ranks
 from fleetune.config import RunConfig
 from fleetune.config.values import nearest
@@ -26,6 +27,7 @@ from fleetune.hardware.memory import return_freed_memory
 from fleetune.hardware.pinning import Place
 from fleetune.hardware.threads import set_threads
 from fleetune.hardware.versions import read_versions
+from fleetune.kernels import clock as kernel_clock
 from fleetune.kernels.contest import kernels_in_use
 from fleetune.model.here import with_model_here
 from fleetune.model.load import (
@@ -40,17 +42,22 @@ from fleetune.model.precision import agreed_precision
 from fleetune.model.trained import choose_trained, learning_rates
 from fleetune.report.record import RunRecord, read_record
 from fleetune.report.terminal import Terminal, open_terminal
+from fleetune.report.times import rank_figures, times_of
+from fleetune.timing.clocks import OTHER, RankClocks
+from fleetune.timing.steps import StepTimes
+from fleetune.timing.trace import Tracer
+from fleetune.trackers.table import open_trackers
+from fleetune.trackers.tracker import TrackedRun
 from fleetune.train.checks import check_before_start
 from fleetune.train.finish import finish
 from fleetune.train.interrupt import Stopped
 from fleetune.train.loop import best_metric, stops_early, train
 from fleetune.train.optim import AdamW
-from fleetune.train.output import TENSORBOARD_FOLDER, check_room, claim, clear_earlier_run, kept_settings, lock
+from fleetune.train.output import check_room, claim, clear_earlier_run, kept_settings, lock
 from fleetune.train.plan import TrainPlan, make_plan
 from fleetune.train.run import TrainingRun, freeze_unused, make_batches, make_updates
 from fleetune.train.saving import earlier_dtype, resume
 from fleetune.train.state import TrainState
-from fleetune.train.tracker import open_tracker
 
 
 def finetune(config: RunConfig) -> RunRecord:
@@ -77,30 +84,38 @@ def finetune(config: RunConfig) -> RunRecord:
     return record
 
 
-def run_rank(config: RunConfig, info: RankInfo | None, place: Place | None = None) -> RunRecord:
+def run_rank(config: RunConfig, info: RankInfo | None, place: Place | None = None,
+             clocks: RankClocks | None = None) -> RunRecord:  # fmt: skip
     """One rank of a training run, start to finish.
 
     Args:
         config: The settings.
         info: Who this rank is.
         place: The part of the host that this rank has taken, if it has.
+        clocks: Those that have run since its process began; None: its time begins now.
     """
+    clocks = RankClocks() if clocks is None else clocks
+    clocks.main.switch("setup")
     terminal = open_terminal(info is None or info.rank == 0)
     own_threads = None if place is None else place.part.threads
     with (
-        joined_ranks(info, config, terminal.say, threads=own_threads) as ranks,
+        joined_ranks(info, config, terminal.say, threads=own_threads, clocks=clocks) as ranks,
         open_output(config, ranks) as record,
     ):
         local_world_size = ranks.local_world_size
         threads = set_threads(config.threads, local_world_size=local_world_size, speaks=ranks.is_first, place=place)
-        run = prepare(config, ranks, threads, record, terminal)
+        run = prepare(config, ranks, threads, record, terminal, clocks)
         for line in [*run.plan.lines(), *run.updates.lines(), *host_lines(place)]:
             terminal.say(line)
         record.plan |= {"host": None if place is None else place.plan.to_dict(), "exchange": run.updates.lines()}
         resume(run)
+        run.times.tracer = tracer_of(run)
         ranks.on_first(lambda: make_room(run))
+        with clocks.during("trackers"):
+            ranks.on_first(lambda: start_trackers(run))
+        clocks.main.switch(OTHER)
         try:
-            with tracked(run), contextlib.closing(run.updates):
+            with recorded(run), contextlib.closing(run.updates):
                 train(run)
                 tell_early_stop(run)
                 finish(run)
@@ -135,25 +150,29 @@ def open_output(config: RunConfig, ranks: Ranks) -> Iterator[RunRecord]:
             give_back()
 
 
-def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, terminal: Terminal) -> TrainingRun:
+def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, terminal: Terminal,
+            clocks: RankClocks | None = None) -> TrainingRun:  # fmt: skip
     """Load model and data, make the plan, and put the run together; nothing is written yet."""
-    with record.phase("model"):
+    clocks = RankClocks() if clocks is None else clocks
+    with record.phase("model"), clocks.during("model"):
         found = with_model_here(config, ranks, terminal.say)
         model_config = load_model_config(found)
         tokenizer = load_tokenizer(found)
         config = shortened(config, check_tokenizer_fits(tokenizer, model_config, config.max_seq_length), record)
-    with record.phase("data"):
+    with record.phase("data"), clocks.during("tokens"):
         data = load_data(config, tokenizer, ranks, terminal, splits=wanted_splits(config))
-    with record.phase("model"):
+    with record.phase("model"), clocks.during("model"):
         classifier = load_classifier(found, model_config, data.task, tokenizer.pad_token_id or 0)
     tables = {name: with_model_labels(table, classifier) for name, table in data.splits.items()}
     train_table = tables["train"]
     earlier = earlier_dtype(config) if ranks.is_first else None
+    with clocks.during("compiling"):
+        kernels = kernels_in_use()
     precision = agreed_precision(config, classifier, ranks, earlier=earlier)
     plan = make_plan(
         config, processes=ranks.world_size, threads=threads, num_examples=len(train_table),
         num_tokens=train_table.num_tokens, longest=int(train_table.lengths.max()), unpadded=classifier.unpadded,
-        dtype=precision.dtype, kernels=kernels_in_use(),
+        dtype=precision.dtype, kernels=kernels,
     )  # fmt: skip
     check_best_metric(config, data.task)
     lines = choose_trained(classifier, config)
@@ -182,12 +201,33 @@ def prepare(config: RunConfig, ranks: Ranks, threads: int, record: RunRecord, te
         classifier=classifier,
         objective=objective,
         optimizer=optimizer,
-        updates=make_updates(classifier, train_table, batches, optimizer, ranks, parameters, config, plan),
+        updates=make_updates(classifier, train_table, batches, optimizer, ranks, parameters, config, plan,
+                             clocks),
         batches=batches,
         state=TrainState(),
         record=record,
         terminal=terminal,
-    )
+        clocks=clocks,
+        times=StepTimes(clocks, kernel_clock.kernel_ns, traffic_interface(ranks)),
+    )  # fmt: skip
+
+
+def traffic_interface(ranks: Ranks) -> str | None:
+    """The interface that leads to the other hosts, on the first rank of each host; None elsewhere."""
+    if not ranks.has_several_hosts or ranks.roster.lead_of(ranks.rank) != ranks.rank:
+        return None
+    return os.environ.get(GLOO_INTERFACE, "").partition(",")[0] or None
+
+
+def tracer_of(run: TrainingRun) -> Tracer | None:
+    """What keeps the steps that `--profile` asks for."""
+    if run.config.profile is None:
+        return None
+    step = run.state.step
+    return Tracer(
+        run.clocks, kernel_clock, num_steps=run.config.profile, steps_left=run.plan.total_steps - step, step=step,
+        interface=traffic_interface(run.ranks),
+    )  # fmt: skip
 
 
 def rehearse(outputs: Outputs, tables: dict[str, TokenTable]) -> None:
@@ -276,17 +316,24 @@ def most_checkpoints(config: RunConfig, plan: TrainPlan) -> int:
     return min(written, max(2, config.save_total_limit) + 1)
 
 
+def start_trackers(run: TrainingRun) -> None:
+    """Open what `--report_to` names; the first rank alone does."""
+    assert run.config.output_dir is not None
+    run.tracker = open_trackers(
+        run.config.report_to,
+        TrackedRun(
+            name=run.config.output_dir.resolve().name, folder=run.config.output_dir, config=run.record.config,
+            resumed_at_step=run.record.resumed_at_step,
+        ),
+        run.terminal.say,
+    )  # fmt: skip
+
+
 @contextmanager
-def tracked(run: TrainingRun) -> Iterator[None]:
-    """Open the tracker, and keep the record on disk true to what happens to the run."""
+def recorded(run: TrainingRun) -> Iterator[None]:
+    """Keep the record on disk, and what trackers are told of it, true to what happens to the run."""
     folder, outcome = run.config.output_dir, "failed"
     assert folder is not None
-    run.tracker = open_tracker(
-        run.config.report_to,
-        folder / TENSORBOARD_FOLDER,
-        is_first=run.ranks.is_first,
-        resumed_at=run.record.resumed_at_step,
-    )
     try:
         yield
         outcome = "finished"
@@ -294,7 +341,9 @@ def tracked(run: TrainingRun) -> Iterator[None]:
         outcome = "interrupted"
         raise
     finally:
-        run.tracker.close()
         run.record.status, run.record.step = outcome, run.state.step  # type: ignore[assignment]
         if run.ranks.is_first:
+            if not run.record.time:  # the ranks have not come to telling each other
+                run.record.time = times_of([rank_figures(run.clocks, run.times)], run.times)
             run.record.write(folder)
+            run.tracker.close(dataclasses.asdict(run.record))

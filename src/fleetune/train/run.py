@@ -22,10 +22,12 @@ from fleetune.model.objective import Objective
 from fleetune.model.padded import PaddedClassifier
 from fleetune.report.record import RunRecord
 from fleetune.report.terminal import Terminal
+from fleetune.timing.clocks import RankClocks
+from fleetune.timing.steps import StepTimes
+from fleetune.trackers.tracker import Trackers
 from fleetune.train.optim import AdamW
 from fleetune.train.plan import TrainPlan
 from fleetune.train.state import TrainState
-from fleetune.train.tracker import NoTracker, Tracker
 from fleetune.train.updates import LocalUpdates, OwnGradients, RowsOf, Updates
 
 AnyUpdates = Updates | LocalUpdates
@@ -64,7 +66,9 @@ class TrainingRun:
     state: TrainState
     record: RunRecord
     terminal: Terminal
-    tracker: Tracker = NoTracker()
+    clocks: RankClocks
+    times: StepTimes
+    tracker: Trackers = Trackers({})
     last_evaluation: Evaluation | None = None
 
 
@@ -107,24 +111,26 @@ def holders_of(parameter: Tensor, module: nn.Module) -> int:
 
 
 def make_updates(classifier: Classifier, table: TokenTable, batches: GlobalBatches, optimizer: AdamW, ranks: Ranks,
-                 parameters: list[nn.Parameter], config: RunConfig, plan: TrainPlan) -> AnyUpdates:  # fmt: skip
+                 parameters: list[nn.Parameter], config: RunConfig, plan: TrainPlan,
+                 clocks: RankClocks) -> AnyUpdates:  # fmt: skip
     """What turns gradients into updates: of this rank, or of all."""
     module = classifier.module
     trained = [p for p in module.parameters() if p.requires_grad]
     if ranks.world_size == 1:
-        return Updates(optimizer, OwnGradients(trained))
+        return Updates(optimizer, OwnGradients(trained), clocks=clocks)
     words = table_of(module, table, batches, config)
     rows_of = None if words is None else rows_of_steps(module, table, batches)
     stage_of = {p: number for number, stage in enumerate(module.stages) for p in stage}
     ranks.broadcast_if_different(p.data for p in module.parameters())
-    sync = ranks.sync(parameters, [stage_of[p] for p in parameters], words, sync_options(config))
-    together = Updates(optimizer, sync, rows_of)
+    sync = ranks.sync(parameters, [stage_of[p] for p in parameters], words, sync_options(config), clocks)
+    together = Updates(optimizer, sync, rows_of, clocks)
     module.before_stage(together.settle_stage)
     if config.local_steps == 1:
         return together
     return LocalUpdates(
         together, optimizer, sync, trained, None if words is None else words.parameter, rows_of,
         world_size=ranks.world_size, every=config.local_steps, first_step=plan.warmup_steps,
+        clocks=clocks,
     )  # fmt: skip
 
 

@@ -46,7 +46,8 @@ def save_checkpoint(run: TrainingRun) -> None:
                 output_dir, run.config.save_total_limit, None if best is None else checkpoint_folder(output_dir, best)
             )
 
-    run.ranks.on_first(save)
+    with run.clocks.during("checkpoints"):
+        run.ranks.on_first(save)
 
 
 def _write(run: TrainingRun, folder: Path) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fleetune.comm.sync import Gradients, GradientSync
 from fleetune.kernels.library import raw_ops
+from fleetune.timing.clocks import RankClocks
 from fleetune.train.optim import AdamW
 
 
@@ -92,16 +93,23 @@ class Updates:
         optimizer: What updates.
         gradients: Where they come from.
         rows_of: Step -> the rows of the table of words that the global batch touches; None: it is not asked for them.
+        clocks: Told how long the optimizer works.
     """
 
-    def __init__(self, optimizer: AdamW, gradients: GradientSource, rows_of: RowsOf | None = None) -> None:
+    def __init__(self, optimizer: AdamW, gradients: GradientSource, rows_of: RowsOf | None = None,
+                 clocks: RankClocks | None = None) -> None:  # fmt: skip
+        self._clocks = clocks or RankClocks()
         self._optimizer, self._gradients, self._rows_of = optimizer, gradients, rows_of
         self._open: set[int] = set()
 
     def expect(self, step: int) -> None:
         """The next backward is the last of the update of a step."""
         self.settle()
-        self._gradients.begin(None if self._rows_of is None else self._rows_of(step))
+        rows = None
+        if self._rows_of is not None:
+            with self._clocks.during("communication"):
+                rows = self._rows_of(step)
+        self._gradients.begin(rows)
 
     def lines(self) -> list[str]:
         """How gradients travel, for the plan."""
@@ -118,7 +126,8 @@ class Updates:
 
     def squared_norm(self) -> float:
         """This rank's share of the squared norm of the gradients; their sum over ranks is that of all."""
-        return self._gradients.squared_norm()
+        with self._clocks.during("optimizer"):
+            return self._gradients.squared_norm()
 
     def begin(self, learning_rate: float, squared_norm: float, max_grad_norm: float) -> float:
         """Begin the update.
@@ -137,7 +146,8 @@ class Updates:
         """Make sure that a stage's parameters are up to date; the model calls it before it uses them."""
         if stage in self._open:
             self._open.remove(stage)
-            self._optimizer.apply(self._gradients.of_stage(stage))
+            with self._clocks.during("optimizer"):
+                self._optimizer.apply(self._gradients.of_stage(stage))
 
     def settle(self) -> None:
         """Make sure that all parameters are up to date."""
@@ -161,11 +171,13 @@ class LocalUpdates:
         world_size: Count of ranks.
         every: Updates between two averages.
         first_step: The first step that ranks take alone.
+        clocks: Told how long the optimizer works.
     """
 
     def __init__(self, together: Updates, optimizer: AdamW, sync: GradientSync, parameters: Sequence[nn.Parameter],
                  table: nn.Parameter | None, rows_of: RowsOf | None, world_size: int, every: int,
-                 first_step: int) -> None:  # fmt: skip
+                 first_step: int, clocks: RankClocks) -> None:  # fmt: skip
+        self._clocks = clocks
         self._together, self._optimizer, self._sync, self._own = together, optimizer, sync, OwnGradients(parameters)
         self._parameters, self._table, self._rows_of = parameters, table, rows_of
         self._world_size, self._every, self._first_step = world_size, every, first_step
@@ -182,7 +194,8 @@ class LocalUpdates:
         """A share of the squared norm of the gradients; alone, the shares of all ranks make the mean of their own."""
         if not self._is_alone:
             return self._together.squared_norm()
-        self._own_squared_norm = self._own.squared_norm()
+        with self._clocks.during("optimizer"):
+            self._own_squared_norm = self._own.squared_norm()
         return self._own_squared_norm * self._world_size
 
     def begin(self, learning_rate: float, squared_norm: float, max_grad_norm: float) -> float:
@@ -196,7 +209,8 @@ class LocalUpdates:
         self._together.settle()
         own_norm = math.sqrt(self._own_squared_norm) * self._world_size
         self._optimizer.begin(learning_rate, own_norm, max_grad_norm, factor=self._world_size)
-        self._optimizer.apply(self._own.of_stage(0))
+        with self._clocks.during("optimizer"):
+            self._optimizer.apply(self._own.of_stage(0))
         if self._touched is not None and self._rows_of is not None:
             self._touched[self._rows_of(self._step)] = True
         self._num_apart += 1
@@ -215,6 +229,10 @@ class LocalUpdates:
         if self._num_apart == 0:
             return
         self._num_apart = 0
+        with self._clocks.during("communication"):
+            self._average()
+
+    def _average(self) -> None:
         rows = None if self._touched is None else self._touched.nonzero().squeeze(1)
         for parameter in self._parameters:
             parameter.grad = self._share(parameter, rows)

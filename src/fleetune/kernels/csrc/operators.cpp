@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "attention.h"
+#include "clock.h"
 #include "gradients.h"
 #include "optimizer.h"
 #include "product.h"
@@ -98,6 +99,12 @@ Tensor product(const Tensor& a, const Tensor& b, const OptionalTensor& bias) {
     multiply(m, n, k, {read<float>(a), a.stride(0), a.stride(1)}, {read<float>(b), b.stride(0), b.stride(1)},
              bias.has_value() ? read<float>(*bias) : nullptr, false, write<float>(c), n);
   return c;
+}
+
+// The same by torch, in the type of `a`: oneDNN's for bfloat16, with the other operands rounded for it.
+Tensor product_by_torch(const Tensor& a, const Tensor& b, const OptionalTensor& bias) {
+  const Tensor other = b.to(a.scalar_type());
+  return bias.has_value() ? at::addmm(bias->to(a.scalar_type()), a, other) : at::mm(a, other);
 }
 
 Tensor column_sums_op(const Tensor& x) {
@@ -413,18 +420,21 @@ std::tuple<Tensor, Tensor> row_sums_op(const Tensor& ids, const Tensor& x_any, i
 
 // ---- a layer ------------------------------------------------------------------------------------------------------
 
-// Runs a part of the layer under the name that it has as an operation of its own, for profilers.
+// Runs a part of the layer under the name that it has as an operation of its own, for profilers, and takes its time.
 template <class F>
-auto part(const char* name, F&& run) {
+auto part(Kind kind, const char* name, F&& run) {
   RECORD_FUNCTION(name, c10::ArrayRef<const c10::IValue>{});
+  const Timed timed(kind);
   return run();
 }
 
 // Our product, or torch's where that is wanted; of bfloat16 always torch's, with the weights rounded for it.
 Tensor either_product(const Tensor& a, const Tensor& b, const OptionalTensor& bias, bool by_torch) {
-  if (a.scalar_type() == at::kFloat && !by_torch) return part("fleetune::product", [&] { return product(a, b, bias); });
-  const Tensor other = b.to(a.scalar_type());
-  return bias.has_value() ? at::addmm(bias->to(a.scalar_type()), a, other) : at::mm(a, other);
+  if (a.scalar_type() != at::kFloat || by_torch) {
+    const Timed timed(kProducts);
+    return product_by_torch(a, b, bias);
+  }
+  return part(kProducts, "fleetune::product", [&] { return product(a, b, bias); });
 }
 
 // sum += a b, for a matrix of contiguous rows that the caller has made.
@@ -433,10 +443,11 @@ void add_product(const Tensor& sum, const Tensor& a, const Tensor& b, bool by_to
               "product: shapes ", a.sizes(), ", ", b.sizes(), " and ", sum.sizes(), " do not fit");
   if (sum.numel() == 0) return;
   if (a.scalar_type() != at::kFloat || by_torch) {
+    const Timed timed(kProducts);
     sum.addmm_(a, b.to(a.scalar_type()));
     return;
   }
-  part("fleetune::product", [&] {
+  part(kProducts, "fleetune::product", [&] {
     multiply(a.size(0), b.size(1), a.size(1), {read<float>(a), a.stride(0), a.stride(1)},
              {read<float>(b), b.stride(0), b.stride(1)}, nullptr, true, write<float>(sum), sum.stride(0));
   });
@@ -481,7 +492,7 @@ std::vector<Tensor> layer_forward_op(const Tensor& x, at::TensorList weights, co
   TORCH_CHECK(eps.size() == 2, "layer: eps of two norms is needed");
   const int64_t width = w.qkv.size(0) / 3;
   const Tensor qkv = either_product(x, w.qkv.t(), w.qkv_bias, by_torch);
-  auto [attended, lse] = part("fleetune::attention_forward", [&] {
+  auto [attended, lse] = part(kAttention, "fleetune::attention_forward", [&] {
     return attention_forward_op(qkv.narrow(1, 0, width), qkv.narrow(1, width, width), qkv.narrow(1, 2 * width, width),
                                 cu, cu, num_heads, scale, 0, rates[0], keys[0], row_keys);
   });
@@ -523,7 +534,7 @@ std::vector<Tensor> layer_backward_op(const Tensor& dy, const Tensor& x, at::Ten
   const Tensor& qkv = kept[kQkv];
   const int64_t width = qkv.size(1) / 3;
   const Tensor dattended = product_of(doutput, w.output);
-  const auto dparts = part("fleetune::attention_backward", [&] {
+  const auto dparts = part(kAttention, "fleetune::attention_backward", [&] {
     return attention_backward_op(dattended, qkv.narrow(1, 0, width), qkv.narrow(1, width, width),
                                  qkv.narrow(1, 2 * width, width), kept[kLse], cu, cu, num_heads, scale, 0, rates[0],
                                  keys[0], row_keys);
@@ -616,11 +627,40 @@ bool wait_for_count_op(const Tensor& counters, int64_t index, int64_t value, dou
   return wait_for_count(counter_of(counters, index), int32_t(value), timeout_s);
 }
 
+// ---- time ---------------------------------------------------------------------------------------------------------
+
+Tensor kernel_clock_op() {
+  Tensor told = at::empty({2, kNumKinds}, at::kLong);
+  for (int i = 0; i < 2 * kNumKinds; i++) write<int64_t>(told)[i] = kernel_clock.numbers[i].load();
+  return told;
+}
+
+void keep_spans_op(bool wanted) { kernel_clock.keeps_spans.store(wanted); }
+
+Tensor take_spans_op() {
+  const std::lock_guard<std::mutex> lock(kernel_clock.mutex);
+  std::vector<KernelSpan> taken;
+  taken.swap(kernel_clock.spans);
+  Tensor told = at::empty({int64_t(taken.size()), 3}, at::kLong);
+  int64_t* to = write<int64_t>(told);
+  for (const KernelSpan& span : taken)
+    for (int64_t number : {span.kind, span.begin_ns, span.end_ns}) *to++ = number;
+  return told;
+}
+
+// What it costs to take the time of an operation, ns: for the benchmark of that.
+double stay_ns_op(int64_t count) {
+  const int64_t began = now_ns();
+  for (int64_t i = 0; i < count; i++) const Timed timed(kOther);
+  return double(now_ns() - began) / double(count);
+}
+
 }  // namespace
 }  // namespace fleetune
 
 TORCH_LIBRARY(fleetune, m) {
   m.def("product(Tensor a, Tensor b, Tensor? bias=None) -> Tensor");
+  m.def("product_by_torch(Tensor a, Tensor b, Tensor? bias=None) -> Tensor");
   m.def("column_sums(Tensor x) -> Tensor");
   m.def(
       "attention_forward(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, int num_heads, float scale, "
@@ -674,34 +714,40 @@ TORCH_LIBRARY(fleetune, m) {
   m.def("sum_parts_(Tensor parts, Tensor(a!) out) -> float");
   m.def("count_up_(Tensor(a!) counters, int index, int value) -> ()");
   m.def("wait_for_count(Tensor counters, int index, int value, float timeout_s) -> bool");
+  m.def("kernel_clock() -> Tensor", fleetune::kernel_clock_op);
+  m.def("keep_spans(bool wanted) -> ()", fleetune::keep_spans_op);
+  m.def("take_spans() -> Tensor", fleetune::take_spans_op);
+  m.def("stay_ns(int count) -> float", fleetune::stay_ns_op);
 }
 
 TORCH_LIBRARY_IMPL(fleetune, CPU, m) {
-  m.impl("product", fleetune::product);
-  m.impl("column_sums", fleetune::column_sums_op);
-  m.impl("attention_forward", fleetune::attention_forward_op);
-  m.impl("attention_backward", fleetune::attention_backward_op);
-  m.impl("biased_attention_forward", fleetune::biased_attention_forward_op);
-  m.impl("biased_attention_backward", fleetune::biased_attention_backward_op);
-  m.impl("rotate", fleetune::rotate_op);
-  m.impl("add_norm_forward", fleetune::add_norm_forward_op);
-  m.impl("add_norm_backward", fleetune::add_norm_backward_op);
-  m.impl("embed_forward", fleetune::embed_forward_op);
-  m.impl("embed_backward", fleetune::embed_backward_op);
-  m.impl("dropout_rows", fleetune::dropout_rows_op);
-  m.impl("gelu_forward", fleetune::gelu_forward_op);
-  m.impl("gelu_backward", fleetune::gelu_backward_op);
-  m.impl("gelu_again", fleetune::gelu_again_op);
-  m.impl("geglu_forward", fleetune::geglu_forward_op);
-  m.impl("geglu_backward", fleetune::geglu_backward_op);
-  m.impl("layer_forward", fleetune::layer_forward_op);
-  m.impl("layer_backward", fleetune::layer_backward_op);
-  m.impl("row_sums", fleetune::row_sums_op);
-  m.impl("squared_norm", fleetune::squared_norm_op);
-  m.impl("adamw_", fleetune::adamw_op);
-  m.impl("adamw_rows_", fleetune::adamw_rows_op);
-  m.impl("round_with_feedback_", fleetune::round_with_feedback_op);
-  m.impl("sum_parts_", fleetune::sum_parts_op);
-  m.impl("count_up_", fleetune::count_up_op);
-  m.impl("wait_for_count", fleetune::wait_for_count_op);
+  using namespace fleetune;
+  m.impl("product", timed<kProducts, product>);
+  m.impl("product_by_torch", timed<kProducts, product_by_torch>);
+  m.impl("column_sums", timed<kOther, column_sums_op>);
+  m.impl("attention_forward", timed<kAttention, attention_forward_op>);
+  m.impl("attention_backward", timed<kAttention, attention_backward_op>);
+  m.impl("biased_attention_forward", timed<kAttention, biased_attention_forward_op>);
+  m.impl("biased_attention_backward", timed<kAttention, biased_attention_backward_op>);
+  m.impl("rotate", timed<kOther, rotate_op>);
+  m.impl("add_norm_forward", timed<kOther, add_norm_forward_op>);
+  m.impl("add_norm_backward", timed<kOther, add_norm_backward_op>);
+  m.impl("embed_forward", timed<kOther, embed_forward_op>);
+  m.impl("embed_backward", timed<kOther, embed_backward_op>);
+  m.impl("dropout_rows", timed<kOther, dropout_rows_op>);
+  m.impl("gelu_forward", timed<kOther, gelu_forward_op>);
+  m.impl("gelu_backward", timed<kOther, gelu_backward_op>);
+  m.impl("gelu_again", timed<kOther, gelu_again_op>);
+  m.impl("geglu_forward", timed<kOther, geglu_forward_op>);
+  m.impl("geglu_backward", timed<kOther, geglu_backward_op>);
+  m.impl("layer_forward", timed<kOther, layer_forward_op>);
+  m.impl("layer_backward", timed<kOther, layer_backward_op>);
+  m.impl("row_sums", timed<kOther, row_sums_op>);
+  m.impl("squared_norm", squared_norm_op);
+  m.impl("adamw_", adamw_op);
+  m.impl("adamw_rows_", adamw_rows_op);
+  m.impl("round_with_feedback_", round_with_feedback_op);
+  m.impl("sum_parts_", sum_parts_op);
+  m.impl("count_up_", count_up_op);
+  m.impl("wait_for_count", wait_for_count_op);
 }

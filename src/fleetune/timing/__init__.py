@@ -1,0 +1,1 @@
+"""Where the time of a run goes: parts, clocks, traces. Imports nothing of the package."""

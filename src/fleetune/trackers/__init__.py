@@ -1,0 +1,1 @@
+"""Experiment trackers: where a run's numbers go besides its record."""
