@@ -17,6 +17,7 @@ import pytest
 
 from fleetune.config import RunConfig
 from fleetune.errors import OutputError
+from fleetune.files import write_files
 from fleetune.report.record import RunRecord, Status
 from fleetune.train.checkpoint import checkpoint_folder, write_checkpoint
 from fleetune.train.output import (
@@ -30,7 +31,6 @@ from fleetune.train.output import (
     lock,
     look_into,
     plan_differences,
-    write_files,
 )
 from tests.conftest import environment
 
