@@ -22,7 +22,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 $(TOOLS): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev,ray,wandb,mlflow]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev,ray,wandb,mlflow,ccl]'
 	touch $@
 
 demo: install

@@ -8,6 +8,7 @@
     ├── CheckpointError   (RuntimeError)  a checkpoint that is torn, or of another run
     ├── TrainingError     (RuntimeError)  training cannot go on, such as a loss that is not finite
     ├── KernelError       (RuntimeError)  compiled kernels that cannot be built or loaded
+    ├── BackendError      (RuntimeError)  a communication backend that cannot be had
     ├── LaunchError       (RuntimeError)  ranks that could not be started, or one that failed
     └── PeerError         (RuntimeError)  another rank failed and has already said why
 
@@ -98,6 +99,19 @@ class KernelError(FleetuneError, RuntimeError):
     def __init__(self, reason: str, *, remedy: str, details: Sequence[str] = ()) -> None:
         self.reason, self.remedy, self.details = reason, remedy, tuple(details)
         super().__init__("\n  ".join([f"{reason} ({remedy})", *self.details]))
+
+
+class BackendError(FleetuneError, RuntimeError):
+    """A communication backend cannot be had on this host.
+
+    Args:
+        reason: What is missing, in one line.
+        remedy: How to mend it, in one line.
+    """
+
+    def __init__(self, reason: str, *, remedy: str) -> None:
+        self.reason, self.remedy = reason, remedy
+        super().__init__(f"{reason} ({remedy})")
 
 
 class LaunchError(FleetuneError, RuntimeError):

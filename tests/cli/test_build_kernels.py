@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from fleetune.cli import main
+from fleetune.comm.backends import native, parts
+from fleetune.comm.backends.native import NativePart
 from fleetune.config import RunConfig
+from fleetune.errors import BackendError
 from fleetune.kernels import build, library
 from tests.kernels.conftest import CountingCompiler, compiler, sources
 
@@ -69,6 +72,26 @@ def test_a_failure_shows_the_compilers_first_errors_and_is_tried_again(
         )
         assert "\n  other.cpp:1:22: error: 'nothing' was not declared in this scope\n" in told.err
         assert "compiling" in told.out
+
+
+def test_backends_are_built_on_request(
+    run: Run, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One whose library is here, of the same small sources, and one whose is not."""
+    here = NativePart(name="here")
+
+    def missing() -> NativePart:
+        raise BackendError("backend there needs a thing", remedy="pip install thing")
+
+    monkeypatch.setattr(parts, "PARTS", {"here": lambda: here, "there": missing})
+    monkeypatch.setattr(native, "SOURCES", sources)
+    monkeypatch.setattr(NativePart, "recipe", lambda part: build.Recipe(name="parts", folder="b", usual_time="short"))
+    assert run("--backends") == 0
+    lines = capsys.readouterr().out.splitlines()
+    (made,) = (tmp_path / "cache" / "b").rglob("*.so")
+    assert lines[-4:-2] == ["compiling parts for this machine, once: short", lines[-3]]
+    assert lines[-2].startswith(f"here      {made} (0.")
+    assert lines[-1] == "there     not built: backend there needs a thing (pip install thing)"
 
 
 def test_no_compiler(

@@ -16,7 +16,11 @@ def run(words: Sequence[str]) -> int:
     """Build the kernels, load them, and say what was made."""
     parser = make_parser("build-kernels", DESCRIPTION, frozenset())
     parser.add_argument("--force", action="store_true", help="compile even if that was done already")
-    parsed = parse(parser, words, ("force",))
+    parser.add_argument(
+        "--backends", action="store_true",
+        help="compile the backends of torch.distributed, too, whose libraries are installed: a minute or two more",
+    )  # fmt: skip
+    parsed = parse(parser, words, ("force", "backends"))
     tell_notices(parsed)
 
     from fleetune.kernels import build, library
@@ -41,4 +45,19 @@ def run(words: Sequence[str]) -> int:
         "OpenMP": "not used" if openmp is None else f"{openmp}, as torch",
     }
     print("\n".join(f"{name:<9} {text}" for name, text in told.items()))
+    if parsed.extra.get("backends", False):
+        _build_backends(force=parsed.extra.get("force", False))
     return 0
+
+
+def _build_backends(*, force: bool) -> None:
+    """Those whose libraries are here; what the others need is said."""
+    from fleetune.comm.backends.native import build_native
+    from fleetune.comm.backends.parts import native_parts
+
+    for name, part in native_parts().items():
+        if isinstance(part, str):
+            print(f"{name:<9} not built: {part}", flush=True)
+        else:
+            made = build_native(part, lambda line: print(line, flush=True), retry=True, force=force)
+            print(f"{name:<9} {made.library} ({made.library.stat().st_size / 1e6:.2f} MB)", flush=True)

@@ -1,4 +1,4 @@
-"""Compile the kernels for this machine, once, and find them again.
+"""Compile the kernels, and other libraries of ours, for this machine, once, and find them again.
 
 A build is a folder of the cache, named by all that decides its content. Processes of a host that want the same one at
 the same time build it once: the first takes a lock, the others wait for it. The system gives the lock back when its
@@ -17,7 +17,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleetune.errors import KernelError, OutputError
@@ -31,7 +31,6 @@ PARTIAL_SUFFIX = ".partial"
 # Nothing that is alive builds for so long.
 STALE_PARTIAL_S = 3600.0
 UNUSED_S = 90 * 24 * 3600.0
-_USUAL_TIME = "about half a minute"
 _SUFFIXES = (".cpp", ".h")
 _ERRORS_SHOWN = 5
 
@@ -41,6 +40,37 @@ _PASSING = (*_NO_ROOM, "Killed", "ended by signal", os.strerror(errno.ENOMEM), "
 
 Say = Callable[[str], None]
 """Called with a line for people: what takes long, and how long it took."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What kind of library is built, beyond its sources."""
+
+    name: str
+    """In messages; a plural."""
+    folder: str
+    """Of the cache."""
+    usual_time: str
+    command: str = "fleetune build-kernels"
+    """Which builds it ahead, and again."""
+    compile_flags: tuple[str, ...] = ()
+    link_flags: tuple[str, ...] = ()
+    """In addition to those of every library, and after them."""
+
+    def toolchain(self, environ: Mapping[str, str]) -> Toolchain:
+        """The compiler of this machine, with these flags.
+
+        Raises:
+            KernelError: There is none, or it does not work.
+        """
+        found = find_toolchain(environ)
+        return replace(
+            found, compile_flags=(*found.compile_flags, *self.compile_flags),
+            link_flags=(*found.link_flags, *self.link_flags),
+        )  # fmt: skip
+
+
+KERNELS = Recipe(name="the kernels", folder="kernels", usual_time="about half a minute")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +92,38 @@ def build_kernels(
     retry: bool = False,
     force: bool = False,
 ) -> Build:
-    """The library of these sources, from the cache if it is there. Without a compiler, one that was built ahead.
+    """The library of the kernels; see `build_library`.
 
     Args:
         sources: Folder of the C++ files.
-        cache_dir: Builds go into its folder `kernels`, or where that cannot be written into one of the user's own
+        cache_dir: See `build_library`.
+        say: See `build_library`.
+        environ: See `build_library`.
+        retry: See `build_library`.
+        force: See `build_library`.
+
+    Raises:
+        KernelError: See `build_library`; or the sources cannot be read.
+    """
+    return build_library(KERNELS, read_sources(sources), cache_dir, say=say, environ=environ, retry=retry, force=force)
+
+
+def build_library(
+    recipe: Recipe,
+    content: Mapping[str, bytes],
+    cache_dir: Path,
+    *,
+    say: Say,
+    environ: Mapping[str, str],
+    retry: bool = False,
+    force: bool = False,
+) -> Build:
+    """The library of these sources, from the cache if it is there. Without a compiler, one that was built ahead.
+
+    Args:
+        recipe: What kind of library it is.
+        content: The sources: path -> content, headers too.
+        cache_dir: Builds go into the recipe's folder there, or where that cannot be written into one of the user's own
             among the temporary files.
         say: Told before and after compiling, and when another process is waited for.
         environ: Of the compiler; `CXX` names it.
@@ -76,20 +133,19 @@ def build_kernels(
     Raises:
         KernelError: There is no compiler and no library, it refuses the sources, or no folder can be written.
     """
-    content = read_sources(sources)
-    cache = cache_dir / "kernels"
-    places = [place for place in (cache, _temporary_place()) if place is not None]
+    cache = cache_dir / recipe.folder
+    places = [place for place in (cache, _temporary_place(recipe)) if place is not None]
     try:
-        toolchain = find_toolchain(environ)
+        toolchain = recipe.toolchain(environ)
     except KernelError as error:
         if force or (ahead := _built_ahead(places, sources_digest(content))) is None:
             raise
         if compiler_of_user(environ):
-            say(f"{error.reason}: the kernels are those that {ahead.facts.compiler} made before")
+            say(f"{error.reason}: {recipe.name} are those that {ahead.facts.compiler} made before")
         return ahead
     job = _Job(
-        sources=content, toolchain=toolchain, key=toolchain.key(content), say=say, environ=environ, retry=retry,
-        force=force,
+        recipe=recipe, sources=content, toolchain=toolchain, key=toolchain.key(content), say=say, environ=environ,
+        retry=retry, force=force,
     )  # fmt: skip
     if not force:
         for place in places:
@@ -113,7 +169,7 @@ def find_build(sources: Path, cache_dir: Path, toolchain: Toolchain | None) -> B
         KernelError: The sources cannot be read.
     """
     content = read_sources(sources)
-    places = [place for place in (cache_dir / "kernels", _temporary_place()) if place is not None]
+    places = [place for place in (cache_dir / KERNELS.folder, _temporary_place(KERNELS)) if place is not None]
     if toolchain is None:
         return _built_ahead(places, sources_digest(content))
     found = (_found(place / toolchain.key(content)) for place in places)
@@ -140,9 +196,9 @@ def _found(folder: Path) -> Build | None:
 
 def _build_elsewhere(job: _Job, cache: Path, problem: str) -> Build:
     """Build in a temporary folder: better than once a start and rank, or not at all."""
-    place = _temporary_place(create=True)
+    place = _temporary_place(job.recipe, create=True)
     if place is not None:
-        job.say(f"{cache} cannot be written ({problem}): the kernels go into {place}")
+        job.say(f"{cache} cannot be written ({problem}): {job.recipe.name} go into {place}")
         with contextlib.suppress(OSError):
             return job.build_in(place)
     raise KernelError(
@@ -170,7 +226,7 @@ def read_sources(folder: Path) -> dict[str, bytes]:
         ) from error
 
 
-def _temporary_place(*, create: bool = False) -> Path | None:
+def _temporary_place(recipe: Recipe, *, create: bool = False) -> Path | None:
     """A folder of this user's among the temporary files; None where another user could have put something into it."""
     try:
         folder = Path(tempfile.gettempdir()) / f"fleetune-{os.getuid()}"
@@ -180,13 +236,14 @@ def _temporary_place(*, create: bool = False) -> Path | None:
     except OSError:
         return None
     is_own = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
-    return folder / "kernels" if is_own else None
+    return folder / recipe.folder if is_own else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
     """One build, wherever it is put."""
 
+    recipe: Recipe
     sources: Mapping[str, bytes]
     toolchain: Toolchain
     key: str
@@ -203,7 +260,7 @@ class _Job:
             OSError: The folder cannot be written.
         """
         place.mkdir(parents=True, exist_ok=True)
-        with _locked(place / f"{self.key}.lock", self.say) as is_alone, cleaning_up_on_sigterm():
+        with _locked(place / f"{self.key}.lock", self.recipe, self.say) as is_alone, cleaning_up_on_sigterm():
             if not self.force and (found := _found(place / self.key)):
                 return found
             log = place / f"{self.key}.log"
@@ -218,8 +275,8 @@ class _Job:
 
     def _build(self, partial: Path, folder: Path, log: Path) -> Build:
         if folder.exists() and not self.force:
-            self.say(f"the kernels in {folder} are damaged, they are built again")
-        self.say(f"compiling the kernels for this machine, once: {_USUAL_TIME}")
+            self.say(f"{self.recipe.name} in {folder} are damaged, they are built again")
+        self.say(f"compiling {self.recipe.name} for this machine, once: {self.recipe.usual_time}")
         began = time.perf_counter()
         work = partial / "work"
         for name, data in self.sources.items():
@@ -238,7 +295,7 @@ class _Job:
         remove(log)
         _remove_unused(folder.parent)
         seconds = time.perf_counter() - began
-        self.say(f"compiled the kernels in {seconds:.0f} s")
+        self.say(f"compiled {self.recipe.name} in {seconds:.0f} s")
         return Build(library=folder / LIBRARY, facts=facts, seconds=seconds)
 
     def _compile(self, work: Path, log: Path) -> None:
@@ -262,8 +319,8 @@ class _Job:
     def _compile_error(self, output: str, log: Path) -> KernelError:
         told = compiler_of_user(self.environ)
         return KernelError(
-            "the kernels could not be compiled" + (f" by {told}" if told else ""),
-            remedy=f"see {log}; once that is mended: fleetune build-kernels",
+            f"{self.recipe.name} could not be compiled" + (f" by {told}" if told else ""),
+            remedy=f"see {log}; once that is mended: {self.recipe.command}",
             details=error_lines(output),
         )
 
@@ -289,7 +346,7 @@ def error_lines(output: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, say: Say) -> Iterator[bool]:
+def _locked(path: Path, recipe: Recipe, say: Say) -> Iterator[bool]:
     """Be the only process that builds this. Gives false on a file system without locks: there the last library stays.
 
     The file stays, since removing it would part those who wait from new ones.
@@ -300,7 +357,9 @@ def _locked(path: Path, say: Say) -> Iterator[bool]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             passed = f"{time.time() - path.stat().st_mtime:.0f} s"
-            say(f"another process has been compiling the kernels for {passed}, of {_USUAL_TIME}: waiting for it")
+            say(
+                f"another process has been compiling {recipe.name} for {passed}, of {recipe.usual_time}: waiting for it"
+            )
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError:
             is_alone = False
