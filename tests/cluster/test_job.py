@@ -69,7 +69,7 @@ def test_a_job_does_not_print_its_environment() -> None:
     job = script_job(["a.py", "--x"], SECRETS, processes=2)
     assert "secret" not in repr(job)
     assert dict(job.environ) == {**SECRETS, **ON_CPU}
-    assert job.shown_environ() == shown(SECRETS)
+    assert job.shown_environ() == shown({**SECRETS, **ON_CPU})
     assert (job.processes, job.timeout_s, job.cwd) == (2, 60, Path.cwd())
 
 

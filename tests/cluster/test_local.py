@@ -438,7 +438,7 @@ def test_second_signal_ends_ranks_at_once(launch: Launch, second: signal.Signals
     run = launch(script, FORCED_GRACE_S="0.2")
     pids = run.pids() + run.pids("helper")
     run.send(signal.SIGINT)
-    run.wait_for_line("stopping")
+    run.wait_for_line("asked to stop")
     run.wait_for_notes("received")
     run.send(second)
     status, said = run.end()
