@@ -210,7 +210,7 @@ def trainer_arguments(transformers: Any, seed: int, folder: Path) -> Any:
         dataloader_pin_memory=False,
         eval_strategy="epoch",
         save_strategy="no",
-        report_to=("none",),
+        report_to="none",
         disable_tqdm=True,
     )
 

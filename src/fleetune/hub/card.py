@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import re
 import shlex
@@ -265,10 +264,15 @@ def _hardware(record: RunRecord) -> dict[str, Any]:
 
 def given(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that differ from their defaults, but those that are of the user's machines."""
-    defaults = {field.name: field.default for field in dataclasses.fields(RunConfig)}
+    defaults = RunConfig().to_dict()
     defaults["max_seq_length"] = 384 if _is_of_questions(config) else 128
     known = {name: value for name, value in config.items() if name in defaults and name not in _PRIVATE}
-    return {name: value for name, value in known.items() if value is not None and value != defaults[name]}
+    return {name: value for name, value in known.items() if value is not None and _listed(value) != defaults[name]}
+
+
+def _listed(value: Any) -> Any:
+    """A setting's value as records hold it: without tuples."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _is_of_questions(config: Mapping[str, Any]) -> bool:
