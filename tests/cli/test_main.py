@@ -51,7 +51,7 @@ def test_help_imports_nothing_heavy(words: str) -> None:
 
 
 def test_help_answers_at_once() -> None:
-    """In no more CPU time than five times that of Python with a few of its own modules; importing torch takes tens of times."""
+    """In no more CPU time than five times that of Python with a few of its own modules; torch would take far more."""
     python = min(cpu_seconds("-c", "import argparse, dataclasses, subprocess") for _ in range(5))
     assert min(cpu_seconds("-m", "fleetune", "--help") for _ in range(5)) < 5 * max(python, 0.02)
 
