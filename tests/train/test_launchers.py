@@ -49,7 +49,7 @@ def test_srun_variables_make_a_rank(train: Train, tmp_path: Path) -> None:
         w
         for k, v in config.items()
         if v is not None and k not in ("processes", "output_dir")
-        for w in (f"--{k}", str(v))
+        for w in (f"--{k}", ",".join(v) if isinstance(v, list) else str(v))
     ]
     output = tmp_path / "srun"
     ranks = [
