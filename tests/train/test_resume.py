@@ -147,4 +147,5 @@ def words_of(output: Path) -> list[str]:
     """The flags that repeat a run."""
     config = read_json(output / "record.json")["config"]
     skipped = ("resume_from_checkpoint", "overwrite_output_dir")
-    return [w for k, v in config.items() if v is not None and k not in skipped for w in (f"--{k}", str(v))]
+    given = {k: ",".join(v) if isinstance(v, list) else str(v) for k, v in config.items() if v is not None}
+    return [word for key, value in given.items() if key not in skipped for word in (f"--{key}", value)]
