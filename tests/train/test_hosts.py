@@ -145,7 +145,7 @@ def test_evaluate_and_predict_need_them_on_the_first_host_alone(lab: Lab, kept: 
                f"{WORK}/validation.csv", "--text_column_names", "sentence1,sentence2", *shared]  # fmt: skip
     ended = run_on(hosts, command)
     assert [status for status, _ in ended] == [0, 0], ended
-    assert "sent the tokens of validation to 1 host (node2)" in ended[0][1]
+    assert "sent the model to 1 host (node2)" in ended[0][1]
     command = [sys.executable, "-m", "fleetune", "predict", f"{WORK}/finished", "--input", f"{WORK}/test.csv",
                "--output", f"{WORK}/predicted.jsonl", *shared]  # fmt: skip
     ended = run_on(hosts, command)
