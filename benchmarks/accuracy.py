@@ -20,11 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.features import Feature, feature_of
 from benchmarks.models import FLOAT32_SETTINGS, shown_model
 from benchmarks.result_file import RESULTS, describe, host_facts, print_result, shown_path, versions, write_result
 from benchmarks.summary import markdown_table
 from benchmarks.texts import MRPC_FOLDER
+from fleetune.bench.features import Feature, feature_of
 from fleetune.cli.demo import MODEL_PACKAGE, packaged_model
 from fleetune.files import write_json
 

@@ -14,7 +14,7 @@ import numpy as np
 import transformers
 from numpy.typing import NDArray
 
-from benchmarks.features import feature_of
+from fleetune.bench.features import feature_of
 from fleetune.data.batches import Indices
 from fleetune.model.quiet import quiet_transformers
 from fleetune.report.terminal import Terminal

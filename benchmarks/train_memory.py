@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.features import feature_of
 from benchmarks.memory_watch import MemoryWatch
 from benchmarks.models import (
     FLOAT32_SETTINGS,
@@ -37,6 +36,7 @@ from benchmarks.result_file import describe, print_result, write_result
 from benchmarks.rotation import rotated
 from benchmarks.summary import Spread, markdown_table, paired_ratios
 from benchmarks.texts import MRPC_FOLDER, training_pairs, write_pairs
+from fleetune.bench.features import feature_of
 from fleetune.data.demo import Pair
 
 DESCRIPTION = "Peak memory of fleetune's training process and of transformers.Trainer's, with the same batches."

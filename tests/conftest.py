@@ -9,7 +9,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,6 +160,13 @@ def environment(**changes: str) -> dict[str, str]:
     return {**kept, "PYTHONWARNINGS": "default", **changes}
 
 
+def flags_of(settings: Mapping[str, object]) -> list[str]:
+    """Settings as words of a command line; those that are None are left out."""
+    told = {key: ",".join(value) if isinstance(value, list) else str(value)
+            for key, value in settings.items() if value is not None}  # fmt: skip
+    return [word for key, value in told.items() for word in (f"--{key}", value)]
+
+
 def fleetune(*words: object, check: bool = True, timeout: float = 240, **changes: str) -> Result:
     """Run `python -m fleetune`; with `check`, a failure fails the test with what the command printed."""
     command = [sys.executable, "-m", "fleetune", *map(str, words)]
@@ -193,7 +200,7 @@ def train(tiny_data: TinyData, tiny_model: Path, cache_dir: Path, tmp_path: Path
             "threads": 1,
             **settings,
         }
-        words = [word for key, value in chosen.items() if value is not None for word in (f"--{key}", str(value))]
+        words = flags_of(chosen)
         if launch:
             command = [*launch, "-m", "fleetune", "train", *words]
             result = subprocess.run(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fleetune.cluster.network import free_port
-from tests.conftest import TinyData, Train, environment, fleetune, read_json
+from tests.conftest import TinyData, Train, environment, flags_of, fleetune, read_json
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 TORCHRUN_MODULE = (*TORCHRUN, "-m")
@@ -45,12 +45,7 @@ def test_srun_variables_make_a_rank(train: Train, tmp_path: Path) -> None:
     """Two processes with the variables that a step of srun sets, started by hand."""
     local = train("local", processes=2, max_steps=2)
     config = read_json(local / "record.json")["config"]
-    words = [
-        w
-        for k, v in config.items()
-        if v is not None and k not in ("processes", "output_dir")
-        for w in (f"--{k}", ",".join(v) if isinstance(v, list) else str(v))
-    ]
+    words = flags_of({key: value for key, value in config.items() if key not in ("processes", "output_dir")})
     output = tmp_path / "srun"
     ranks = [
         subprocess.Popen(

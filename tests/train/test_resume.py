@@ -13,7 +13,7 @@ import pytest
 from fleetune import RunConfig, finetune
 from fleetune.model import precision
 from fleetune.train.saving import earlier_dtype
-from tests.conftest import TinyData, Train, fleetune, read_json
+from tests.conftest import TinyData, Train, flags_of, fleetune, read_json
 
 
 def history(output: Path) -> list[dict[str, Any]]:
@@ -147,5 +147,4 @@ def words_of(output: Path) -> list[str]:
     """The flags that repeat a run."""
     config = read_json(output / "record.json")["config"]
     skipped = ("resume_from_checkpoint", "overwrite_output_dir")
-    given = {k: ",".join(v) if isinstance(v, list) else str(v) for k, v in config.items() if v is not None}
-    return [word for key, value in given.items() if key not in skipped for word in (f"--{key}", value)]
+    return flags_of({key: value for key, value in config.items() if key not in skipped})

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from benchmarks.features import feature_of
+from fleetune.bench.features import feature_of
 
 
 class Table:
